@@ -1,0 +1,1 @@
+"""From OpenAI requests to token ids, and from token ids back to text."""

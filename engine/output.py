@@ -1,0 +1,61 @@
+"""The contract between scheduler and model runner: what a step computes, and what came of it.
+
+A runner's state is a pure fold of these outputs. A preempted request comes back as a new one with
+all its tokens, so a runner keeps nothing of what is not running.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.frontend.sampling_params import SamplingParams
+
+
+class NewRequestData(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that enters (or re-enters) the running batch.
+
+    `token_ids`: prompt and everything generated so far. `block_ids`: its whole block table.
+    `num_computed_tokens`: how many leading tokens already have their KV in those blocks.
+    `num_prompt_tokens` tells output positions from prompt positions (seeds, min_tokens).
+    `eos_token_ids` are masked until `sampling.min_tokens` outputs exist.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    block_ids: list[int]
+    sampling: SamplingParams
+    eos_token_ids: tuple[int, ...] = ()
+    choice: int = 0
+
+
+class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """One step. Order of application: drop, add, extend, compute.
+
+    `num_scheduled_tokens`: request id -> tokens to compute now (> 0), in batch order; the runner
+    knows each request's progress, because it computed all of it. A request whose chunk reaches
+    its last known token gets one token sampled; others get none.
+    """
+
+    step: int
+    new_requests: list[NewRequestData]
+    new_block_ids: dict[str, list[int]]  # appended to the block tables of running requests
+    num_scheduled_tokens: dict[str, int]
+    num_computed_tokens: dict[str, int]  # before this step, for cross-checking
+    dropped_request_ids: list[str]  # finished, aborted or preempted since the last step
+
+    @property
+    def total_scheduled_tokens(self) -> int:
+        """Tokens computed in this step, over all requests."""
+        return sum(self.num_scheduled_tokens.values())
+
+
+class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What the runner sampled: request id -> new tokens, only for requests that sampled.
+
+    `errors`: request id -> why this request alone cannot go on (for example non-finite logits).
+    """
+
+    sampled_token_ids: dict[str, list[int]]
+    errors: dict[str, str] = {}

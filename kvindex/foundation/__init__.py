@@ -1,0 +1,1 @@
+"""What every package needs and that needs nothing of ours."""

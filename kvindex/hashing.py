@@ -1,0 +1,189 @@
+"""The hash chain: one digest per full block, each covering everything before it.
+
+H(block) = SHA-256(canonical CBOR of (parent, tokens, extra)), or the same over pickle bytes for
+`sha256` engines; the chain equals vLLM's (reference vectors in tests/golden). It knows neither
+who holds a block nor what the tokens mean.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Sequence
+from typing import Literal, NewType
+
+import msgspec
+
+from kvindex.foundation.errors import HashMismatchError
+
+BlockHash = NewType("BlockHash", bytes)
+"""The 32-byte digest of a block and of all its ancestors."""
+
+Algorithm = Literal["sha256_cbor", "sha256"]
+ExtraKeys = tuple[tuple[str | int, ...], ...] | None
+
+DEFAULT_SEED = "vllm-none-hash"
+
+
+class HashScheme(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What two parties must agree on before a block hash of one means anything to the other."""
+
+    algorithm: Algorithm = "sha256_cbor"
+    seed: str = DEFAULT_SEED
+    block_size: int = 16
+
+
+class Adapter(msgspec.Struct, frozen=True):
+    """A LoRA adapter as the hash sees it: its name and the path it was loaded from."""
+
+    name: str
+    path: str
+
+
+def cbor_uint(value: int, major: int = 0) -> bytes:
+    """Encode a non-negative integer (or a length) as canonical CBOR, shortest form (RFC 8949)."""
+    head = major << 5
+    if value < 24:
+        return bytes((head | value,))
+    if value < 0x100:
+        return bytes((head | 24, value))
+    if value < 0x10000:
+        return bytes((head | 25,)) + value.to_bytes(2, "big")
+    if value < 0x100000000:
+        return bytes((head | 26,)) + value.to_bytes(4, "big")
+    return bytes((head | 27,)) + value.to_bytes(8, "big")
+
+
+def _cbor(value: object) -> bytes:
+    """Encode the few types that occur in extra keys; anything else raises TypeError."""
+    if value is None:
+        return b"\xf6"
+    if isinstance(value, str):
+        data = value.encode()
+        return cbor_uint(len(data), 3) + data
+    if isinstance(value, bytes):
+        return cbor_uint(len(value), 2) + value
+    if isinstance(value, (tuple, list)):
+        return cbor_uint(len(value), 4) + b"".join(map(_cbor, value))
+    if isinstance(value, int):
+        return cbor_uint(value) if value >= 0 else cbor_uint(-1 - value, 1)
+    raise TypeError(f"no canonical form for {type(value).__name__}")
+
+
+class _TokenTable(dict[int, bytes]):
+    """CBOR bytes by token id, filled as tokens are met; a negative token raises ValueError."""
+
+    def __missing__(self, token: int) -> bytes:
+        if token < 0:
+            raise ValueError(f"token id {token} is negative")
+        encoded = cbor_uint(int(token))
+        self[int(token)] = encoded
+        return encoded
+
+
+_TOKENS = _TokenTable()
+
+
+def _sha256_pickle(value: object) -> BlockHash:
+    return BlockHash(hashlib.sha256(pickle.dumps(value, protocol=5)).digest())
+
+
+def root_hash(scheme: HashScheme) -> BlockHash:
+    """Return the parent of every first block: the hash of the serialised seed string."""
+    if scheme.algorithm == "sha256":
+        return _sha256_pickle(scheme.seed)
+    return BlockHash(hashlib.sha256(_cbor(scheme.seed)).digest())
+
+
+def extra_keys(
+    *, first_block: bool, cache_salt: str | None = None, adapter: Adapter | None = None
+) -> ExtraKeys:
+    """Build the tagged extra keys of a block, in the order lora, cache_salt (first block only)."""
+    keys: list[tuple[str | int, ...]] = []
+    if adapter is not None:
+        keys.append(("lora", adapter.name, adapter.path))
+    if first_block and cache_salt:
+        keys.append(("cache_salt", cache_salt))
+    return tuple(keys) or None
+
+
+def hash_block(
+    algorithm: Algorithm, parent: bytes, tokens: Sequence[int], extra: ExtraKeys
+) -> BlockHash:
+    """Hash one full block; tokens of any integer type give the same digest."""
+    if algorithm == "sha256":
+        return _sha256_pickle((parent, tuple(map(int, tokens)), extra))
+    # A join of cached token encodings: this line is the whole cost of hashing a prompt.
+    body = b"".join([_TOKENS[token] for token in tokens])
+    head = b"\x83" + cbor_uint(len(parent), 2) + parent + cbor_uint(len(tokens), 4)
+    return BlockHash(hashlib.sha256(head + body + _cbor(extra)).digest())
+
+
+class HashChain:
+    """The growing list of block hashes of one request.
+
+    Hashes cover full blocks only; `extend` may be called after every appended token and costs
+    nothing until a block is full. The token list is the caller's and is only read.
+    """
+
+    __slots__ = ("_adapter", "_cache_salt", "_root", "_scheme", "hashes")
+
+    def __init__(
+        self, scheme: HashScheme, *, cache_salt: str | None = None, adapter: Adapter | None = None
+    ) -> None:
+        self._scheme = scheme
+        self._cache_salt = cache_salt
+        self._adapter = adapter
+        self._root = root_hash(scheme)
+        self.hashes: list[BlockHash] = []
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Hash every block of `tokens` that is full and not hashed yet."""
+        size, hashes = self._scheme.block_size, self.hashes
+        num_full = len(tokens) // size
+        if len(hashes) >= num_full:
+            return
+        later = extra_keys(first_block=False, adapter=self._adapter)
+        for i in range(len(hashes), num_full):
+            parent = hashes[-1] if hashes else self._root
+            extra = later
+            if i == 0:
+                extra = extra_keys(
+                    first_block=True, cache_salt=self._cache_salt, adapter=self._adapter
+                )
+            block = tokens[i * size : (i + 1) * size]
+            hashes.append(hash_block(self._scheme.algorithm, parent, block, extra))
+
+
+def hash_tokens(
+    tokens: Sequence[int],
+    scheme: HashScheme,
+    *,
+    cache_salt: str | None = None,
+    adapter: Adapter | None = None,
+) -> list[BlockHash]:
+    """Return the hashes of all full blocks of `tokens`; O(len(tokens))."""
+    chain = HashChain(scheme, cache_salt=cache_salt, adapter=adapter)
+    chain.extend(tokens)
+    return chain.hashes
+
+
+def known_answer(scheme: HashScheme) -> BlockHash:
+    """Hash a fixed prompt of one block: two parties with equal answers run the same code path."""
+    tokens = [token % 16 for token in range(scheme.block_size)]
+    return hash_tokens(tokens, scheme)[0]
+
+
+def short_hash(block_hash: bytes) -> int:
+    """Return the last 8 bytes as an unsigned integer, the form that vLLM publishes."""
+    return int.from_bytes(block_hash[-8:], "big")
+
+
+def require_same_scheme(ours: HashScheme, theirs: HashScheme, *, party: str) -> None:
+    """Raise HashMismatchError, naming field and both values, unless the schemes are equal."""
+    for field in HashScheme.__struct_fields__:
+        mine, other = getattr(ours, field), getattr(theirs, field)
+        if mine != other:
+            raise HashMismatchError(
+                f"{party} hashes with {field}={other!r}, this pool with {field}={mine!r}"
+            )

@@ -1,0 +1,1 @@
+"""The gateway: one URL, tenants, placement, relay; and the command line."""

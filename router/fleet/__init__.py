@@ -1,0 +1,1 @@
+"""What the gateway knows of its replicas, and how it reaches them."""

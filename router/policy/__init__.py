@@ -1,0 +1,1 @@
+"""Placement decisions as pure code: no I/O, no clock."""

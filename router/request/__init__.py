@@ -1,0 +1,1 @@
+"""The life of one request, one step per file."""

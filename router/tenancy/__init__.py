@@ -1,0 +1,1 @@
+"""Tenants, keys and cache isolation."""

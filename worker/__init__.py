@@ -1,0 +1,1 @@
+"""The processes and the arithmetic of one replica."""

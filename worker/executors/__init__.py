@@ -1,0 +1,1 @@
+"""Executor implementations: where the model runner lives."""

@@ -1,0 +1,1 @@
+"""Model folders: conversion, loading, and one file per family."""

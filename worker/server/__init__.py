@@ -1,0 +1,1 @@
+"""The OpenAI-compatible front process of one replica."""
