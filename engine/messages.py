@@ -27,9 +27,6 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     eos_token_ids: tuple[int, ...] = ()
     choice: int = 0
     cache_salt: str | None = None
-    priority: int = 0
-    tenant: str | None = None
-    weight: float = 1.0
     resume_token_ids: list[int] = []
 
 
@@ -38,7 +35,8 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     `num_cached_tokens` comes once, with the first output: the prompt tokens not computed because
     their blocks were cached at first admission. `stop_token_id` names the stop token, if one
-    ended it (it is the last of `token_ids`); `finish_reason` None means "more will come".
+    ended it (it is the last of `token_ids`); `finish_reason` None means "more will come". With
+    `finish_reason` "error", `error` says why and `error_kind` is a kind of engine/frontend/errors.
     """
 
     request_id: str
@@ -47,6 +45,7 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     stop_token_id: int | None = None
     num_cached_tokens: int | None = None
     error: str | None = None
+    error_kind: str | None = None
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -119,11 +118,14 @@ class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
     request_ids: list[str]
 
 
+UtilityMethod = Literal["snapshot", "reset_prefix_cache"]
+
+
 class UtilityCall(msgspec.Struct, frozen=True, tag="call"):
     """Ask for something outside a request, answered at the next step border."""
 
     call_id: int
-    method: Literal["snapshot", "reset_prefix_cache", "stats", "check_integrity"]
+    method: UtilityMethod
     preempt_running: bool = False
 
 
@@ -150,13 +152,11 @@ class CoreOutputs(msgspec.Struct, frozen=True, tag="outputs"):
 
 
 class UtilityResult(msgspec.Struct, frozen=True, tag="result"):
-    """Answer to a `UtilityCall`; exactly one of the payload fields is set."""
+    """Answer to a `UtilityCall`: a snapshot, or whether a reset succeeded."""
 
     call_id: int
     snapshot: PoolSnapshot | None = None
     ok: bool | None = None
-    stats: EngineStats | None = None
-    error: str | None = None
 
 
 class CoreDead(msgspec.Struct, frozen=True, tag="dead"):

@@ -1,0 +1,93 @@
+"""One KV-cache block and the queue of those that nobody uses.
+
+Pure structure: what a block holds, and why it is freed, is decided in block_pool.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvindex.hashing import BlockHash
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """`block_size` slots of KV memory, addressed by `block_id`.
+
+    `generation` changes whenever the block is handed out or given back: whoever remembers
+    (block_id, generation) can tell that the contents are no longer his.
+    """
+
+    block_id: int
+    ref_cnt: int = 0
+    generation: int = 0
+    block_hash: BlockHash | None = None
+    parent_hash: BlockHash | None = None
+    prev: Block | None = None
+    next: Block | None = None
+
+    def __repr__(self) -> str:
+        name = self.block_hash.hex()[:8] if self.block_hash else "-"
+        return f"Block({self.block_id}, ref={self.ref_cnt}, hash={name})"
+
+
+class FreeQueue:
+    """Free blocks in the order in which they will be reused; every operation is O(1).
+
+    An intrusive doubly linked list, because a prefix hit takes blocks out of the middle. A block
+    is linked exactly while its `ref_cnt` is 0.
+    """
+
+    def __init__(self, blocks: list[Block]) -> None:
+        self._head = Block(-1)
+        self._tail = Block(-2)
+        self._head.next, self._tail.prev = self._tail, self._head
+        self._length = 0
+        for block in blocks:
+            self.append(block)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Block]:
+        """Walk from the block that is reused first; the queue must not change meanwhile."""
+        block = self._head.next
+        while block is not None and block is not self._tail:
+            yield block
+            block = block.next
+
+    def popleft(self) -> Block:
+        """Take the block that is reused first; IndexError when there is none."""
+        first = self._head.next
+        if first is None or first is self._tail:
+            raise IndexError("no free block")
+        self.remove(first)
+        return first
+
+    def append(self, block: Block) -> None:
+        """Put a block where it is reused last."""
+        last = self._tail.prev
+        assert last is not None
+        self._insert(last, block)
+
+    def prepend(self, block: Block) -> None:
+        """Put a block where it is reused first."""
+        self._insert(self._head, block)
+
+    def remove(self, block: Block) -> None:
+        """Unlink a block from wherever it stands."""
+        before, after = block.prev, block.next
+        assert before is not None, f"{block} is not in the free queue"
+        assert after is not None, f"{block} is not in the free queue"
+        before.next, after.prev = after, before
+        block.prev = block.next = None
+        self._length -= 1
+
+    def _insert(self, before: Block, block: Block) -> None:
+        assert block.prev is None, f"{block} is in the free queue already"
+        after = before.next
+        assert after is not None
+        before.next = after.prev = block
+        block.prev, block.next = before, after
+        self._length += 1

@@ -1,0 +1,51 @@
+"""What an engine counts: plain totals, and rates measured from its own steps.
+
+It knows no exporter; worker/server/metrics turns `EngineStats` into Prometheus text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_SMOOTHING = 0.2
+_MIN_PREFILL_TOKENS = 32
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """Totals since the engine started; all in tokens but `preemptions`. They only grow."""
+
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    preemptions: int = 0
+
+
+@dataclass(slots=True)
+class StepRates:
+    """Smoothed speed of this engine, tokens per second; 0 until something was measured.
+
+    Exponential average with weight 0.2. A step counts for prefill when it computes at least 32
+    prompt tokens, for decode when it computes nothing else.
+    """
+
+    prefill_tokens_per_s: float = 0.0
+    decode_tokens_per_s: float = 0.0
+    busy_s: float = 0.0
+
+    def observe(self, *, num_prefill_tokens: int, num_decode_tokens: int, step_s: float) -> None:
+        """Take in one executed step."""
+        self.busy_s += step_s
+        if step_s <= 0:
+            return
+        if num_prefill_tokens >= _MIN_PREFILL_TOKENS:
+            rate = (num_prefill_tokens + num_decode_tokens) / step_s
+            self.prefill_tokens_per_s = _blend(self.prefill_tokens_per_s, rate)
+        elif num_decode_tokens and not num_prefill_tokens:
+            rate = num_decode_tokens / step_s
+            self.decode_tokens_per_s = _blend(self.decode_tokens_per_s, rate)
+
+
+def _blend(old: float, new: float) -> float:
+    return new if old == 0 else old + _SMOOTHING * (new - old)

@@ -1,0 +1,105 @@
+"""Builders for engine tests: a core over the scripted executor, requests, and runs of them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.frontend.sampling_params import SamplingParams
+from engine.messages import EngineOutput, EngineRequest
+from engine.scripted_executor import ScriptedExecutor
+from kvindex.foundation.clock import VirtualClock
+
+BLOCK_SIZE = 4
+
+
+def make_core(
+    *,
+    num_blocks: int = 64,
+    budget: int = 64,
+    max_num_seqs: int = 16,
+    watermark: float = 0.0,
+    caching: bool = True,
+    max_model_len: int = 0,
+) -> EngineCore:
+    """Build a core whose invariants are checked after every step."""
+    config = EngineConfig(
+        block_size=BLOCK_SIZE,
+        max_num_batched_tokens=budget,
+        max_num_seqs=max_num_seqs,
+        watermark=watermark,
+        enable_prefix_caching=caching,
+        max_model_len=max_model_len,
+        check_integrity=True,
+    )
+    executor = ScriptedExecutor(num_blocks=num_blocks, block_size=BLOCK_SIZE)
+    return EngineCore(config, executor, VirtualClock())
+
+
+def make_request(
+    request_id: str,
+    prompt: list[int] | range,
+    *,
+    max_tokens: int = 4,
+    salt: str | None = None,
+    resume: list[int] | None = None,
+    eos: tuple[int, ...] = (),
+    **sampling: object,
+) -> EngineRequest:
+    """Build a greedy request unless `sampling` says otherwise."""
+    params = msgspec.convert(
+        {"temperature": 0.0, "max_tokens": max_tokens, **sampling}, SamplingParams
+    )
+    return EngineRequest(
+        request_id=request_id,
+        prompt_token_ids=list(prompt),
+        sampling=params,
+        cache_salt=salt,
+        resume_token_ids=resume or [],
+        eos_token_ids=eos,
+    )
+
+
+class Run:
+    """Collects the outputs of a core while it is stepped."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+        self.tokens: dict[str, list[int]] = {}
+        self.finish: dict[str, str] = {}
+        self.cached: dict[str, int] = {}
+        self.num_steps = 0
+
+    def step(self) -> list[EngineOutput]:
+        """Run one step and keep its outputs."""
+        outputs = self.core.step()
+        self.num_steps += 1
+        for output in outputs:
+            self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
+            if output.num_cached_tokens is not None:
+                self.cached[output.request_id] = output.num_cached_tokens
+            if output.finish_reason is not None:
+                self.finish[output.request_id] = output.finish_reason
+        return outputs
+
+    def to_end(self, *, limit: int = 10_000) -> Run:
+        """Step until nothing is left to do."""
+        for _ in range(limit):
+            if not self.core.has_work:
+                return self
+            self.step()
+        raise AssertionError(f"still working after {limit} steps")
+
+
+def run(core: EngineCore, *requests: EngineRequest) -> Run:
+    """Add all requests at once and run them to their end."""
+    for request in requests:
+        core.add(request)
+    return Run(core).to_end()
+
+
+def alone(request: EngineRequest) -> list[int]:
+    """Return the tokens of a request that runs alone, uncached, unpressed: the reference."""
+    core = make_core(num_blocks=4096, budget=4096, caching=False)
+    return run(core, request).tokens[request.request_id]

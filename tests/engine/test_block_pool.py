@@ -1,0 +1,131 @@
+"""The block pool: reuse order, copies, events, and what must not change anything."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.block import Block
+from engine.block_pool import BlockPool
+from engine.invariants import check_pool
+from kvindex.events import AllBlocksCleared, BlockRemoved, BlockStored
+from kvindex.hashing import BlockHash, HashScheme, hash_tokens
+
+CHAIN = hash_tokens(range(40), HashScheme(block_size=4))
+
+
+def cache_chain(pool: BlockPool, hashes: list[BlockHash]) -> list[Block]:
+    """Allocate and commit one block per hash, in order."""
+    blocks = pool.allocate(len(hashes))
+    for i, block in enumerate(blocks):
+        pool.commit(block, hashes[i], hashes[i - 1] if i else None)
+    return blocks
+
+
+def test_the_null_block_is_never_handed_out() -> None:
+    pool = BlockPool(5, block_size=4)
+    assert [block.block_id for block in pool.allocate(4)] == [1, 2, 3, 4]
+    assert pool.num_free == 0
+
+
+def test_a_freed_chain_is_reused_from_its_end() -> None:
+    pool = BlockPool(4, block_size=4)
+    blocks = cache_chain(pool, CHAIN[:3])
+    pool.free(blocks[::-1])
+    assert pool.allocate(1) == [blocks[2]]
+    assert [pool.get_cached(h) for h in CHAIN[:3]] == [blocks[0], blocks[1], None]
+
+
+def test_blocks_without_a_hash_are_reused_first() -> None:
+    pool = BlockPool(4, block_size=4)
+    cached = cache_chain(pool, CHAIN[:1])
+    partial = pool.allocate(1)
+    pool.free(cached)
+    pool.free(partial)
+    assert pool.allocate(1) == partial
+
+
+def test_a_hit_leaves_the_free_queue_and_keeps_its_hash() -> None:
+    pool = BlockPool(3, block_size=4)
+    blocks = cache_chain(pool, CHAIN[:2])
+    pool.free(blocks[::-1])
+    pool.touch(blocks[:1])
+    assert pool.num_free == 1
+    assert pool.get_cached(CHAIN[0]) is blocks[0]
+    check_pool(pool)
+
+
+def test_only_the_first_copy_stores_and_only_the_last_removes() -> None:
+    pool = BlockPool(4, block_size=4)
+    first = cache_chain(pool, CHAIN[:1])
+    second = cache_chain(pool, CHAIN[:1])
+    assert [type(e) for e in pool.take_events()] == [BlockStored]
+    pool.free(first)
+    assert pool.take_events() == []
+    assert pool.get_cached(CHAIN[0]) is second[0]
+    pool.free(second)
+    pool.allocate(3)
+    assert pool.take_events() == [BlockRemoved(block_hashes=[CHAIN[0]], group_idx=0)]
+    check_pool(pool)
+
+
+def test_a_surviving_free_copy_takes_the_place_of_the_later_one() -> None:
+    """Else the copy in front, a parent, would be reused before its own child."""
+    pool = BlockPool(6, block_size=4)
+    first = cache_chain(pool, CHAIN[:1])
+    pool.free(first)
+    parent = pool.allocate(1)[0]
+    assert parent is not first[0]
+    pool.commit(parent, CHAIN[0], None)
+    child = pool.allocate(1)[0]
+    pool.commit(child, CHAIN[1], CHAIN[0])
+    pool.free([child, parent])
+    check_pool(pool)
+    assert pool.get_cached(CHAIN[0]) is parent
+    order = list(pool.free_queue)
+    assert order.index(child) < order.index(parent)
+    assert order[0] is first[0]
+
+
+def test_events_join_runs_and_name_the_parent() -> None:
+    pool = BlockPool(8, block_size=4)
+    cache_chain(pool, CHAIN[:2])
+    blocks = pool.allocate(1)
+    pool.commit(blocks[0], CHAIN[2], CHAIN[1])
+    stored = pool.take_events()
+    assert stored == [
+        BlockStored(
+            block_hashes=[*CHAIN[:3]],
+            parent_block_hash=None,
+            token_ids=[],
+            block_size=4,
+            group_idx=0,
+        )
+    ]
+
+
+@pytest.mark.fault("engine-30")
+def test_reset_refuses_while_a_block_is_in_use() -> None:
+    pool = BlockPool(4, block_size=4)
+    blocks = cache_chain(pool, CHAIN[:2])
+    pool.free([blocks[1]])
+    assert not pool.reset()
+    assert pool.get_cached(CHAIN[0]) is blocks[0]
+    pool.free([blocks[0]])
+    pool.take_events()
+    assert pool.reset()
+    assert pool.take_events() == [AllBlocksCleared()]
+    assert [pool.get_cached(h) for h in CHAIN[:2]] == [None, None]
+    check_pool(pool)
+
+
+def test_freeing_twice_is_refused() -> None:
+    pool = BlockPool(3, block_size=4)
+    blocks = pool.allocate(1)
+    pool.free(blocks)
+    with pytest.raises(AssertionError, match="freed twice"):
+        pool.free(blocks)
+
+
+def test_a_pool_of_one_block_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 2 blocks"):
+        BlockPool(1, block_size=4)

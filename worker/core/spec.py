@@ -1,0 +1,41 @@
+"""What an engine-core process is told at its start; written by the front, read once."""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.scripted_executor import StepCost
+
+
+class ScriptedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The model-free executor: how large it pretends to be and what a step costs."""
+
+    num_blocks: int = 4096
+    vocab_size: int = 256
+    first_token: int = 0
+    max_model_len: int = 8192
+    cost: StepCost = StepCost()
+
+
+class CoreSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that the engine-core process needs.
+
+    `input_endpoint` and `output_endpoint` are bound and filled in by the front; KV events go out on
+    `events_endpoint` (`:*` takes a free port), in loopback's reach by default. `scripted` replaces
+    the model when set; otherwise `model_folder` is loaded. `num_threads` 0 uses every core.
+    """
+
+    replica_id: str
+    engine: EngineConfig
+    input_endpoint: str = ""
+    output_endpoint: str = ""
+    scripted: ScriptedModel | None = None
+    model_folder: str | None = None
+    dtype: str = "auto"
+    num_threads: int = 0
+    kv_cache_memory_bytes: int | None = None
+    publish_events: bool = True
+    events_endpoint: str = "tcp://127.0.0.1:*"
+    replay_endpoint: str = "tcp://127.0.0.1:*"
+    heartbeat_s: float = 0.5
