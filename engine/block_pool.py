@@ -62,6 +62,8 @@ class BlockPool:
         copies = self._copies.get(block_hash)
         if copies is None:
             return None
+        if len(copies) == 1:
+            return copies[0]
         return next((block for block in copies if block.ref_cnt), copies[0])
 
     def allocate(self, count: int) -> list[Block]:
