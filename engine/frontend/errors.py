@@ -32,6 +32,7 @@ KINDS: dict[str, ErrorShape] = {
     "internal": ErrorShape(500, "server_error", "internal_error"),
     "replica_lost": ErrorShape(502, "server_error", "replica_lost"),
     "no_replica": ErrorShape(503, "server_error", "no_available_replica"),
+    "starting": ErrorShape(503, "server_error", "starting"),
     "draining": ErrorShape(503, "server_error", "draining"),
     "engine_dead": ErrorShape(503, "server_error", "engine_dead"),
     "first_token_timeout": ErrorShape(504, "server_error", "first_token_timeout"),

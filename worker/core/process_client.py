@@ -92,7 +92,8 @@ class ProcessClient:
         try:
             process.stdin.write(msgspec.json.encode(spec))
             process.stdin.close()
-            client.info = await asyncio.wait_for(asyncio.shield(client._ready), start_timeout_s)
+            async with asyncio.timeout(start_timeout_s):
+                client.info = await asyncio.shield(client._ready)
         except TimeoutError:
             await client.close()
             raise DependencyError(
@@ -142,7 +143,8 @@ class ProcessClient:
             with contextlib.suppress(zmq.ZMQError):
                 await self._send(Shutdown())
             try:
-                await asyncio.wait_for(self._process.wait(), _CLOSE_TIMEOUT_S)
+                async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                    await self._process.wait()
             except TimeoutError:
                 _log.warning("engine core pid=%d did not end in time, killed", self.pid)
         if self._process.returncode is None:

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from engine.frontend.tokenizer_bundle import TokenizerBundle
 
-MERGED = ("th", "the", "he", "in", "Ġt", "Ġthe", "Ġa", "er", "on", "lo")
+MERGED = ("th", "the", "he", "in", "Ġt", "Ġthe", "Ġa", "er", "on", "lo", "Ġä")
 _MERGES = (
     ("t", "h"),
     ("th", "e"),
@@ -25,6 +25,7 @@ _MERGES = (
     ("e", "r"),
     ("o", "n"),
     ("l", "o"),
+    ("Ġ", "ä"),  # a space and the first byte of 中 in one token, as real tokenizers have
 )
 SPECIALS = ("<bos>", "<|im_start|>", "<|im_end|>")
 BOS_ID, IM_START_ID, IM_END_ID = (256 + len(MERGED) + i for i in range(3))

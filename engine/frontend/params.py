@@ -1,0 +1,98 @@
+"""From a checked request to the sampling parameters of its choices.
+
+Here are the checks that need the model: its context length and its vocabulary. It draws no
+seeds; whoever calls brings one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.frontend.errors import RequestError
+from engine.frontend.openai import ChatCompletionRequest, CompletionRequest
+from engine.frontend.sampling_params import SamplingParams
+
+COMPLETION_MAX_TOKENS = 16
+"""OpenAI's default of `max_tokens` for completions; chat completions run to the model's limit."""
+
+_SEED_MASK = 2**63 - 1
+
+
+def sampling_params(
+    request: ChatCompletionRequest | CompletionRequest,
+    *,
+    num_prompt_tokens: int,
+    max_model_len: int,
+    vocab_size: int,
+    seed: int,
+) -> SamplingParams:
+    """Resolve how one prompt's choices are sampled; `seed` holds unless the client sent its own.
+
+    Raises RequestError: `context_length_exceeded`, or `invalid_request` for a stop token that the
+    model does not have. A seed is folded into 63 bits, which every random generator accepts.
+    """
+    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+    stop_token_ids = tuple(request.stop_token_ids or ())
+    check_token_ids(stop_token_ids, vocab_size=vocab_size, param="stop_token_ids")
+    max_tokens = resolve_max_tokens(
+        requested_max_tokens(request),
+        num_prompt_tokens=num_prompt_tokens,
+        max_model_len=max_model_len,
+        param="messages" if isinstance(request, ChatCompletionRequest) else "prompt",
+    )
+    if request.min_tokens > max_tokens:
+        raise RequestError(
+            "invalid_request",
+            f"min_tokens: must be at most max_tokens={max_tokens}",
+            param="min_tokens",
+        )
+    top_k = request.top_k if request.top_k is not None else 0
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=request.min_tokens,
+        temperature=1.0 if request.temperature is None else request.temperature,
+        top_p=1.0 if request.top_p is None else request.top_p,
+        top_k=max(top_k, 0),
+        seed=(seed if request.seed is None else request.seed) & _SEED_MASK,
+        stop=stop,
+        stop_token_ids=stop_token_ids,
+        include_stop_str_in_output=request.include_stop_str_in_output,
+        ignore_eos=request.ignore_eos,
+    )
+
+
+def requested_max_tokens(request: ChatCompletionRequest | CompletionRequest) -> int | None:
+    """Return the limit that the client asked for or that its endpoint implies."""
+    if isinstance(request, ChatCompletionRequest):
+        return request.max_completion_tokens or request.max_tokens
+    return request.max_tokens or COMPLETION_MAX_TOKENS
+
+
+def resolve_max_tokens(
+    requested: int | None, *, num_prompt_tokens: int, max_model_len: int, param: str
+) -> int:
+    """Return how many tokens may be generated; raise `context_length_exceeded` if none fit.
+
+    `param` names the field of the prompt.
+    """
+    room = max_model_len - num_prompt_tokens
+    if room <= 0 or (requested is not None and requested > room):
+        wanted = f" and {requested} more were asked for" if requested is not None else ""
+        raise RequestError(
+            "context_length_exceeded",
+            f"this model's context length is {max_model_len} tokens; the prompt has "
+            f"{num_prompt_tokens}{wanted}; shorten the prompt or lower max_tokens",
+            param="max_tokens" if room > 0 else param,
+        )
+    return room if requested is None else requested
+
+
+def check_token_ids(token_ids: Iterable[int], *, vocab_size: int, param: str) -> None:
+    """Raise RequestError naming the first token id that the model does not have."""
+    for i, token_id in enumerate(token_ids):
+        if not 0 <= token_id < vocab_size:
+            raise RequestError(
+                "invalid_request",
+                f"{param}[{i}]: token id {token_id} is not in 0 to {vocab_size - 1}",
+                param=f"{param}[{i}]",
+            )

@@ -1,0 +1,118 @@
+"""Server-sent events: how we write a stream, and how a relay reads one from any chunking.
+
+It follows the event-stream format of the HTML standard; `id` and `retry` are ignored. It knows
+no sockets and not what the data mean.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from engine.frontend.errors import envelope
+from kvindex.foundation.errors import PrefixFleetError, WireError
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE_DATA = b"[DONE]"
+MAX_EVENT_BYTES = 4 * 1024 * 1024
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode_event(payload: Any) -> bytes:
+    """Encode one data event; JSON never holds a raw line break, so one line is enough."""
+    return b"data: " + _encoder.encode(payload) + b"\n\n"
+
+
+def encode_error(error: PrefixFleetError) -> bytes:
+    """Encode the event that ends a stream which cannot go on; no [DONE] follows it."""
+    return encode_event(envelope(error))
+
+
+class SseEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One event, or one comment line (then `comment` is set and there are no data)."""
+
+    data: bytes = b""
+    event: str | None = None
+    comment: bytes | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Tell whether this is OpenAI's end marker."""
+        return self.comment is None and self.data == DONE_DATA
+
+
+class SseParser:
+    """An incremental parser: feed bytes as they come, get the events they complete.
+
+    An event (or comment) of more than `max_event_bytes` raises WireError, so memory is bounded.
+    What is fed after that, or an unfinished event at the end, is never returned.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_data",
+        "_event",
+        "_event_bytes",
+        "_max_event_bytes",
+        "_skip_line_feed",
+    )
+
+    def __init__(self, *, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
+        self._max_event_bytes = max_event_bytes
+        self._buffer = bytearray()
+        self._data: list[bytes] = []
+        self._event: str | None = None
+        self._event_bytes = 0
+        self._skip_line_feed = False
+
+    @property
+    def has_partial_event(self) -> bool:
+        """Tell whether the stream stands in the middle of an event."""
+        return bool(self._buffer or self._data)
+
+    def feed(self, chunk: bytes) -> list[SseEvent]:
+        """Take the next bytes and return what is complete, in order; O(len(chunk))."""
+        if self._skip_line_feed and chunk:
+            chunk = chunk.removeprefix(b"\n")
+            self._skip_line_feed = False
+        if chunk.endswith(b"\r"):
+            self._skip_line_feed = True
+        lines = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        events: list[SseEvent] = []
+        for line in lines[:-1]:
+            self._buffer += line
+            self._check_size()
+            event = self._take_line(bytes(self._buffer))
+            self._buffer.clear()
+            if event is not None:
+                events.append(event)
+        self._buffer += lines[-1]
+        self._check_size()
+        return events
+
+    def _take_line(self, line: bytes) -> SseEvent | None:
+        self._event_bytes += len(line) + 1
+        if not line:
+            return self._dispatch()
+        if line.startswith(b":"):
+            self._event_bytes -= len(line) + 1
+            return SseEvent(comment=line[1:].removeprefix(b" "))
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if field == b"data":
+            self._data.append(value)
+        elif field == b"event":
+            self._event = value.decode("utf-8", "replace")
+        return None
+
+    def _dispatch(self) -> SseEvent | None:
+        data, event = self._data, self._event
+        self._data, self._event, self._event_bytes = [], None, 0
+        return SseEvent(data=b"\n".join(data), event=event) if data else None
+
+    def _check_size(self) -> None:
+        if self._event_bytes + len(self._buffer) > self._max_event_bytes:
+            raise WireError(f"event stream: an event exceeds {self._max_event_bytes} bytes")

@@ -1,0 +1,34 @@
+"""Settings of the index and of the stores behind it.
+
+It knows no connections: kvindex/redis_connect.py opens what is written here.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+EMBEDDED = "embedded"
+"""The value of a URL that asks for a server started and ended with the fleet."""
+
+
+class RedisConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the two stores are, and how long a call to them may take.
+
+    `index_url` holds what is rebuilt from snapshots; `state_url` holds what must persist, None
+    when both are the same server. Each is "embedded" or a redis://, rediss:// or unix:// URL.
+    """
+
+    index_url: str = EMBEDDED
+    state_url: str | None = None
+    connect_timeout_s: float = 1.0
+    call_timeout_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        for field in ("connect_timeout_s", "call_timeout_s"):
+            if getattr(self, field) <= 0:
+                raise ValueError(f"{field} must be above 0, not {getattr(self, field)}")
+
+    @property
+    def resolved_state_url(self) -> str:
+        """The URL of the persistent store."""
+        return self.index_url if self.state_url is None else self.state_url

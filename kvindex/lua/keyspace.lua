@@ -1,0 +1,69 @@
+-- Put in front of every script of the index: key names, time, fence.
+--
+-- All keys of a pool begin with KEYS[1] = "pf:{<pool>}:" (not a key itself, but in the pool's
+-- slot; the keys of a pool share one hash tag, so a script may compute them). <target> is
+-- "<replica>/<dp_rank>"; <gen> names one generation of an inventory; <id> is
+-- "<request_id>#<attempt>". Milliseconds are the server's own clock.
+--
+--   leases                        ZSET    target -> instant (ms) at which its lease lapses
+--   epoch:<target>                STRING  last epoch granted, decimal; outlives the target by a day
+--   target:<target>               HASH    epoch, gen, next_seq (absent: 0), report
+--   parts:<target>:<gen>          SET     "<group>:<tier>" of each part of the inventory
+--   held:<target>:<gen>:<g>:<t>   SET     last 8 bytes of the hash of each block that is held
+--   gateways                      ZSET    gateway -> instant (ms) at which its lease lapses
+--   load:<target>                 HASH    <gateway>|tokens, |blocks, |requests: sums of reservations
+--   reservations:<target>         ZSET    id -> instant (ms) of its removal, inf while counted
+--   reservation:<target>:<id>     HASH    gateway, tokens, blocks, counted, pending_until, pending
+--   pending:<target>              ZSET    <last 8 bytes of a hash><id> -> 0, searched by bytes
+--
+-- Epochs are nanoseconds: 19 digits, more than a Lua number holds. They stay strings here.
+-- Sequence numbers stay below 2^53: at a thousand steps a second that takes 285,000 years.
+
+local PREFIX = KEYS[1]
+local EPOCH_MEMORY_S = 86400
+local HASH_BYTES = 8
+-- Lua passes at most about 8,000 values to one call; ZADD takes two per member.
+local CHUNK = 3500
+
+local function key(...)
+  return PREFIX .. table.concat({ ... }, ':')
+end
+
+local function now_ms()
+  local time = redis.call('TIME')
+  return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+end
+
+-- Scores are printed in full: a plain tostring() would round milliseconds to 14 digits.
+local function integer(number)
+  return string.format('%.0f', number)
+end
+
+-- Calls `call` with tables of at most CHUNK members, one per 8-byte hash.
+local function each_chunk(hashes, call)
+  local members = {}
+  for position = 1, #hashes, HASH_BYTES do
+    members[#members + 1] = string.sub(hashes, position, position + HASH_BYTES - 1)
+    if #members == CHUNK then
+      call(members)
+      members = {}
+    end
+  end
+  if #members > 0 then
+    call(members)
+  end
+end
+
+local function lease_lapses_at(target)
+  return tonumber(redis.call('ZSCORE', key('leases'), target) or 0)
+end
+
+-- True when `epoch` is the target's current one and its lease has not lapsed.
+local function is_current(target, epoch, now)
+  return redis.call('HGET', key('target', target), 'epoch') == epoch
+    and lease_lapses_at(target) > now
+end
+
+local function is_gateway_live(gateway, now)
+  return tonumber(redis.call('ZSCORE', key('gateways'), gateway) or 0) > now
+end

@@ -1,0 +1,34 @@
+-- Open a new epoch of a target with an empty inventory.
+-- ARGV: target, boot_ns (decimal), lease_ms, empty report. Returns the epoch (decimal).
+-- Writes epoch:, target:, leases; drops what the target held and had reserved.
+
+local target, boot_ns, lease_ms, report = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+
+local function is_less(left, right)
+  if #left ~= #right then
+    return #left < #right
+  end
+  return left < right
+end
+
+local function successor(decimal)
+  local head, tail = string.match(decimal, '^(%d-)(9*)$')
+  if head == '' then
+    return '1' .. string.rep('0', #tail)
+  end
+  local digit = tonumber(string.sub(head, -1)) + 1
+  return string.sub(head, 1, -2) .. digit .. string.rep('0', #tail)
+end
+
+local stored = redis.call('GET', key('epoch', target))
+local epoch = boot_ns
+if stored and is_less(epoch, successor(stored)) then
+  epoch = successor(stored)
+end
+local now = now_ms()
+drop_target(target)
+redis.call('SET', key('epoch', target), epoch)
+redis.call('HSET', key('target', target), 'epoch', epoch, 'gen', epoch, 'report', report)
+redis.call('ZADD', key('leases'), integer(now + lease_ms), target)
+reclaim(now, 4)
+return epoch

@@ -1,0 +1,30 @@
+-- Count work that a gateway sends to a target, once per id.
+-- ARGV: target, id, gateway, tokens, blocks, pending_ttl_ms, concatenated 8-byte pending hashes.
+-- Returns 1. Writes load:, reservation:, reservations:, pending:. Nothing is counted for a target
+-- or a gateway without a live lease: nobody would take it back.
+
+local target, id, gateway, tokens, blocks, ttl_ms, hashes =
+  ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], tonumber(ARGV[6]), ARGV[7]
+local now = now_ms()
+forget_ended(target, now, 16)
+local reservation = reservation_key(target, id)
+if lease_lapses_at(target) <= now or not is_gateway_live(gateway, now)
+  or redis.call('EXISTS', reservation) == 1 then
+  return 1
+end
+redis.call('HSET', reservation, 'gateway', gateway, 'tokens', tokens, 'blocks', blocks,
+  'counted', 1, 'pending_until', integer(now + ttl_ms), 'pending', hashes)
+redis.call('ZADD', key('reservations', target), 'inf', id)
+local load = key('load', target)
+redis.call('HINCRBY', load, gateway .. '|tokens', tokens)
+redis.call('HINCRBY', load, gateway .. '|blocks', blocks)
+redis.call('HINCRBY', load, gateway .. '|requests', 1)
+each_chunk(hashes, function(members)
+  local scored = {}
+  for _, hash in ipairs(members) do
+    scored[#scored + 1] = 0
+    scored[#scored + 1] = hash .. id
+  end
+  redis.call('ZADD', key('pending', target), unpack(scored))
+end)
+return 1

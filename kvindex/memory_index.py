@@ -1,0 +1,318 @@
+"""The index in memory: what RedisIndex does, as plain data structures with an injected clock.
+
+`MemoryIndex` is synchronous and serves the simulator and tests; `AsyncMemoryIndex` gives it the
+asynchronous face. It is not shared between processes and knows no Redis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from kvindex.foundation.clock import Clock, SystemClock
+from kvindex.hashing import short_hash
+from kvindex.index import (
+    ApplyResult,
+    IndexOp,
+    LoadReport,
+    Reservation,
+    SequencedOps,
+    Target,
+    TargetMatch,
+    TargetState,
+)
+
+Part = tuple[int, str]
+"""A group and a tier."""
+
+Inventory = dict[Part, set[int]]
+
+
+@dataclass(slots=True)
+class _Reserved:
+    """A reservation; `is_counted` ends with its release, its pending blocks with their time."""
+
+    gateway: str
+    prefill_tokens: int
+    num_blocks: int
+    pending: frozenset[int]
+    pending_until: float
+    is_counted: bool = True
+
+
+@dataclass(slots=True)
+class _TargetState:
+    epoch: int
+    lapses_at: float
+    next_seq: int = 0
+    report: LoadReport = field(default_factory=LoadReport)
+    inventory: Inventory = field(default_factory=dict)
+    reserved: dict[tuple[str, int], _Reserved] = field(default_factory=dict)
+
+
+class MemoryIndex:
+    """The synchronous twin of `PrefixIndex` (kvindex/index.py); same rules, same answers."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._targets: dict[Target, _TargetState] = {}
+        self._epochs: dict[Target, int] = {}
+        self._gateways: dict[str, float] = {}
+
+    def register(self, target: Target, *, boot_ns: int, lease_s: float) -> int:
+        """Open a new epoch, max(stored + 1, boot_ns), with an empty inventory; return it."""
+        epoch = max(self._epochs.get(target, -1) + 1, boot_ns)
+        self._epochs[target] = epoch
+        self._targets[target] = _TargetState(epoch, self._clock.monotonic() + lease_s)
+        return epoch
+
+    def renew(self, target: Target, epoch: int, *, lease_s: float, report: LoadReport) -> bool:
+        """Extend the lease; False when it has lapsed or the epoch is old: register again."""
+        state = self._current(target, epoch)
+        if state is None:
+            return False
+        state.lapses_at = self._clock.monotonic() + lease_s
+        state.report = report
+        return True
+
+    def deregister(self, target: Target, epoch: int) -> None:
+        """Drop a target at once; an old epoch changes nothing."""
+        state = self._targets.get(target)
+        if state is not None and state.epoch == epoch:
+            del self._targets[target]
+
+    def apply(self, target: Target, epoch: int, batches: Sequence[SequencedOps]) -> ApplyResult:
+        """Apply batches in order, each at most once, up to the first gap."""
+        state = self._current(target, epoch)
+        if state is None:
+            return ApplyResult(status="fenced", applied_seq=None)
+        for batch in batches:
+            if batch.seq > state.next_seq:
+                return ApplyResult(status="gap", applied_seq=_applied_seq(state))
+            if batch.seq == state.next_seq:
+                for op in batch.ops:
+                    _change(state.inventory, op)
+                state.next_seq = batch.seq + 1
+        return ApplyResult(status="applied", applied_seq=_applied_seq(state))
+
+    def load_snapshot(
+        self, target: Target, epoch: int, *, seq: int, ops: Sequence[IndexOp]
+    ) -> bool:
+        """Replace the inventory by `ops` as of sequence `seq`; False when fenced."""
+        state = self._current(target, epoch)
+        if state is None:
+            return False
+        state.inventory = {}
+        for op in ops:
+            _change(state.inventory, op)
+        state.next_seq = seq + 1
+        return True
+
+    def match(self, hashes: Sequence[bytes]) -> list[TargetMatch]:
+        """Return every live target with what it holds of the chain."""
+        chain = [short_hash(block_hash) for block_hash in hashes]
+        return [self._match_target(target, state, chain) for target, state in self._live()]
+
+    def touch_gateway(self, gateway: str, *, lease_s: float) -> None:
+        """Keep a gateway's reservations counted for another `lease_s`."""
+        now = self._clock.monotonic()
+        lapsed = {name for name, lapses_at in self._gateways.items() if lapses_at <= now}
+        for state in self._targets.values():
+            state.reserved = {
+                key: entry for key, entry in state.reserved.items() if entry.gateway not in lapsed
+            }
+        for name in lapsed:
+            del self._gateways[name]
+        self._gateways[gateway] = now + lease_s
+
+    def reserve(self, reservation: Reservation) -> None:
+        """Count the work at once; the same (request, attempt) counts once.
+
+        Nothing is counted for a target or a gateway without a live lease.
+        """
+        now = self._clock.monotonic()
+        state = self._targets.get(reservation.target)
+        if state is None or state.lapses_at <= now or not self._is_live(reservation.gateway):
+            return
+        _forget_ended(state, now)
+        key = (reservation.request_id, reservation.attempt)
+        if key not in state.reserved:
+            state.reserved[key] = _Reserved(
+                gateway=reservation.gateway,
+                prefill_tokens=reservation.prefill_tokens,
+                num_blocks=reservation.num_blocks,
+                pending=frozenset(map(short_hash, reservation.pending)),
+                pending_until=now + reservation.pending_ttl_s,
+            )
+
+    def release_prefill(self, target: Target, request_id: str, attempt: int) -> None:
+        """Stop counting the prefill tokens: the first token has come. Idempotent."""
+        state = self._targets.get(target)
+        entry = state.reserved.get((request_id, attempt)) if state else None
+        if entry is not None:
+            entry.prefill_tokens = 0
+
+    def release(self, target: Target, request_id: str, attempt: int, *, written: bool) -> None:
+        """Stop counting the request; unless its blocks were `written`, withdraw its pending ones.
+
+        Written blocks stay pending until their time is over: their events may be on the way.
+        """
+        state = self._targets.get(target)
+        entry = state.reserved.get((request_id, attempt)) if state else None
+        if state is None or entry is None:
+            return
+        if written and entry.pending_until > self._clock.monotonic():
+            entry.is_counted = False
+        else:
+            del state.reserved[request_id, attempt]
+
+    def states(self) -> list[TargetState]:
+        """List the live targets; `num_blocks` is by tier, over all groups."""
+        now = self._clock.monotonic()
+        return [
+            TargetState(
+                target=target,
+                epoch=state.epoch,
+                applied_seq=_applied_seq(state),
+                num_blocks=_num_blocks(state.inventory),
+                lease_left_s=state.lapses_at - now,
+                report=state.report,
+            )
+            for target, state in self._live()
+        ]
+
+    def _current(self, target: Target, epoch: int) -> _TargetState | None:
+        """Return the target's state if `epoch` is its current one and its lease has not lapsed."""
+        state = self._targets.get(target)
+        if state is None or state.epoch != epoch or state.lapses_at <= self._clock.monotonic():
+            return None
+        return state
+
+    def _is_live(self, gateway: str) -> bool:
+        return self._gateways.get(gateway, 0.0) > self._clock.monotonic()
+
+    def _live(self) -> list[tuple[Target, _TargetState]]:
+        now = self._clock.monotonic()
+        return sorted(item for item in self._targets.items() if item[1].lapses_at > now)
+
+    def _match_target(self, target: Target, state: _TargetState, chain: list[int]) -> TargetMatch:
+        now = self._clock.monotonic()
+        live = [entry for entry in state.reserved.values() if self._is_live(entry.gateway)]
+        counted = [entry for entry in live if entry.is_counted]
+        pending = [entry.pending for entry in live if entry.pending_until > now]
+        tiers = [state.inventory.get((0, tier), set()) for tier in ("gpu", "host")]
+        matched = _longest_run(chain, 0, lambda h: any(h in held for held in tiers))
+        return TargetMatch(
+            target=target,
+            epoch=state.epoch,
+            matched_blocks=matched,
+            pending_blocks=_longest_run(chain, matched, lambda h: any(h in p for p in pending)),
+            reserved_prefill_tokens=sum(entry.prefill_tokens for entry in counted),
+            reserved_blocks=sum(entry.num_blocks for entry in counted),
+            num_reserved=len(counted),
+            report=state.report,
+        )
+
+
+class AsyncMemoryIndex:
+    """`PrefixIndex` over a `MemoryIndex`, for one process: tests and a fleet without Redis."""
+
+    def __init__(self, index: MemoryIndex | None = None) -> None:
+        self.index = index or MemoryIndex()
+
+    async def register(self, target: Target, *, boot_ns: int, lease_s: float) -> int:
+        return self.index.register(target, boot_ns=boot_ns, lease_s=lease_s)
+
+    async def renew(
+        self, target: Target, epoch: int, *, lease_s: float, report: LoadReport
+    ) -> bool:
+        return self.index.renew(target, epoch, lease_s=lease_s, report=report)
+
+    async def deregister(self, target: Target, epoch: int) -> None:
+        self.index.deregister(target, epoch)
+
+    async def apply(
+        self, target: Target, epoch: int, batches: Sequence[SequencedOps]
+    ) -> ApplyResult:
+        return self.index.apply(target, epoch, batches)
+
+    async def load_snapshot(
+        self, target: Target, epoch: int, *, seq: int, ops: Sequence[IndexOp]
+    ) -> bool:
+        return self.index.load_snapshot(target, epoch, seq=seq, ops=ops)
+
+    async def match(self, hashes: Sequence[bytes]) -> list[TargetMatch]:
+        return self.index.match(hashes)
+
+    async def touch_gateway(self, gateway: str, *, lease_s: float) -> None:
+        self.index.touch_gateway(gateway, lease_s=lease_s)
+
+    async def reserve(self, reservation: Reservation) -> None:
+        self.index.reserve(reservation)
+
+    async def release_prefill(self, target: Target, request_id: str, attempt: int) -> None:
+        self.index.release_prefill(target, request_id, attempt)
+
+    async def release(
+        self, target: Target, request_id: str, attempt: int, *, written: bool
+    ) -> None:
+        self.index.release(target, request_id, attempt, written=written)
+
+    async def states(self) -> list[TargetState]:
+        return self.index.states()
+
+    async def close(self) -> None:
+        """Do nothing: there are no connections."""
+
+
+def _applied_seq(state: _TargetState) -> int | None:
+    return state.next_seq - 1 if state.next_seq else None
+
+
+def _change(inventory: Inventory, op: IndexOp) -> None:
+    if op.kind == "cleared":
+        inventory.clear()
+        return
+    held = inventory.setdefault((op.group, op.tier), set())
+    if op.kind == "stored":
+        held.update(map(short_hash, op.hashes))
+    else:
+        held.difference_update(map(short_hash, op.hashes))
+
+
+def _forget_ended(state: _TargetState, now: float) -> None:
+    ended = [
+        key
+        for key, entry in state.reserved.items()
+        if not entry.is_counted and entry.pending_until <= now
+    ]
+    for key in ended:
+        del state.reserved[key]
+
+
+def _num_blocks(inventory: Inventory) -> dict[str, int]:
+    sizes = {"gpu": 0, "host": 0}
+    for (_, tier), held in inventory.items():
+        sizes[tier] += len(held)
+    return sizes
+
+
+def _longest_run(chain: list[int], first: int, holds: Callable[[int], bool]) -> int:
+    """Count the positions from `first` on whose hash is held, by galloping, then halving.
+
+    O(log n) probes, as in lua/match.lua: inventories are prefix-closed, because an engine evicts
+    a block only after its children.
+    """
+    if first >= len(chain) or not holds(chain[first]):
+        return 0
+    held, step = first, 1
+    while held + step < len(chain) and holds(chain[held + step]):
+        held, step = held + step, step * 2
+    missing = min(held + step, len(chain))
+    while missing - held > 1:
+        middle = (held + missing) // 2
+        if holds(chain[middle]):
+            held = middle
+        else:
+            missing = middle
+    return held - first + 1

@@ -1,0 +1,119 @@
+"""Connections to Redis: from a URL to a client with short timeouts, and a check of the server.
+
+It knows no keys and no scripts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+
+from kvindex.config import RedisConfig
+from kvindex.foundation.errors import ConfigError, DependencyError
+
+MIN_VERSION = (6, 2)
+SCHEMES = ("redis", "rediss", "unix")
+
+
+def mask_url(url: str) -> str:
+    """Return the URL with its password replaced by `***`."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    user, at, host = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{user.partition(':')[0]}:***{at}{host}"))
+
+
+def connect(url: str, config: RedisConfig | None = None) -> Redis:
+    """Return a client of the server at `url`; nothing is sent until the first command.
+
+    A lost connection is opened again by the next command. Raises ConfigError, naming the URL and
+    what is allowed, when the URL cannot be used.
+    """
+    options = config or RedisConfig()
+    if urlsplit(url).scheme not in SCHEMES:
+        raise ConfigError(
+            f"Redis URL {mask_url(url)!r}: expected redis://host:port/db, rediss://... "
+            f"or unix:///path/to/socket"
+        )
+    # One retry, and only for a connection that the server closed while it was idle in the pool:
+    # every script of ours may run twice, but no caller should wait for more than one timeout.
+    retry = Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
+    try:
+        return Redis.from_url(
+            url,
+            socket_connect_timeout=options.connect_timeout_s,
+            socket_timeout=options.call_timeout_s,
+            retry=retry,
+            protocol=2,
+        )
+    except ValueError as error:
+        raise ConfigError(f"Redis URL {mask_url(url)!r}: {error}") from None
+
+
+def server_name(redis: Redis) -> str:
+    """Return the URL of a client's server, without user and password."""
+    options: dict[str, Any] = redis.connection_pool.connection_kwargs
+    database = options.get("db") or 0
+    if "path" in options:
+        return f"unix://{options['path']}?db={database}"
+    return f"redis://{options.get('host', 'localhost')}:{options.get('port', 6379)}/{database}"
+
+
+@contextmanager
+def dependency_errors(redis: Redis) -> Iterator[None]:
+    """Turn what redis-py raises inside the block into DependencyError with server and remedy.
+
+    redis-py awaits its writes with asyncio.wait_for, which on Python 3.11 swallows a cancellation
+    that arrives as the write ends; it is raised again here, or the task would never end.
+    """
+    task = asyncio.current_task()
+    num_cancelled = task.cancelling() if task else 0
+    failure: DependencyError | None = None
+    try:
+        yield
+    except (RedisError, OSError) as error:
+        failure = DependencyError(
+            f"Redis at {server_name(redis)}: {error or type(error).__name__}; "
+            f"check that the server runs and that redis.index_url / redis.state_url are right"
+        )
+        failure.__cause__ = error
+    if task and task.cancelling() > num_cancelled:
+        raise asyncio.CancelledError
+    if failure is not None:
+        raise failure
+
+
+async def check_server(redis: Redis, *, must_persist: bool) -> list[str]:
+    """Return warnings about the server, empty when it is fit for us.
+
+    Raises DependencyError when it cannot be reached, is older than 6.2, or may evict our keys
+    (`maxmemory` set with a policy other than `noeviction`).
+    """
+    with dependency_errors(redis):
+        info: dict[str, Any] = await redis.info()
+    name = server_name(redis)
+    version = str(info.get("redis_version", "0"))
+    if tuple(int(part) for part in version.split(".")[:2]) < MIN_VERSION:
+        raise DependencyError(f"Redis at {name} is version {version}; 6.2 or newer is needed")
+    policy = str(info.get("maxmemory_policy", "noeviction"))
+    if int(info.get("maxmemory", 0)) > 0 and policy != "noeviction":
+        raise DependencyError(
+            f"Redis at {name} may evict our keys (maxmemory-policy {policy}); "
+            f"set it to noeviction, or use a server of its own"
+        )
+    if must_persist and not int(info.get("aof_enabled", 0)):
+        return [
+            f"Redis at {name} keeps no append-only file: tenants, keys and usage since the last "
+            f"dump are lost when it restarts; set appendonly yes"
+        ]
+    return []

@@ -1,0 +1,230 @@
+"""The index of one pool in Redis, shared by any number of gateways and replicas.
+
+Each operation is one script (kvindex/lua; keyspace.lua lists every key) and one round trip. Of a
+hash only the last 8 bytes are stored: a wrong hit needs a collision of 64 bits, and the engine
+compares full digests anyway, so it costs a misjudged prediction, never a wrong answer. It knows
+no policy, and it never sees a token.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, get_args
+
+import msgspec
+from redis.asyncio import Redis
+
+from kvindex.index import (
+    ApplyResult,
+    IndexOp,
+    LoadReport,
+    Reservation,
+    SequencedOps,
+    Target,
+    TargetMatch,
+    TargetState,
+    Tier,
+)
+from kvindex.redis_connect import dependency_errors
+from kvindex.redis_script import RedisScript
+
+HASH_BYTES = 8
+SNAPSHOT_CHUNK_HASHES = 2500
+"""Hashes per script of a snapshot: the server is busy for some milliseconds with each."""
+
+SHADOW_TTL_S = 60
+"""How long an abandoned, half-loaded snapshot stays in the server."""
+
+_TARGETS = ("keyspace", "inventory", "reservations", "targets")
+_REGISTER = RedisScript("register", after=_TARGETS)
+_RENEW = RedisScript("renew", after=_TARGETS)
+_DEREGISTER = RedisScript("deregister", after=_TARGETS)
+_APPLY = RedisScript("apply", after=("keyspace", "inventory"))
+_SNAPSHOT_CHUNK = RedisScript("snapshot_chunk", after=("keyspace", "inventory"))
+_SNAPSHOT_COMMIT = RedisScript("snapshot_commit", after=("keyspace", "inventory"))
+_MATCH = RedisScript("match", after=("keyspace", "inventory"))
+_TOUCH_GATEWAY = RedisScript("touch_gateway", after=("keyspace", "reservations"))
+_RESERVE = RedisScript("reserve", after=("keyspace", "reservations"))
+_RELEASE_PREFILL = RedisScript("release_prefill", after=("keyspace", "reservations"))
+_RELEASE = RedisScript("release", after=("keyspace", "reservations"))
+_STATES = RedisScript("states", after=("keyspace", "inventory"))
+
+_encoder = msgspec.msgpack.Encoder()
+_report_decoder = msgspec.msgpack.Decoder(LoadReport)
+
+
+class RedisIndex:
+    """`PrefixIndex` over a Redis >= 6.2 or Valkey server; see kvindex/index.py for the contract.
+
+    `match` looks at group 0 (full attention), on gpu and host together. The client is closed with
+    the index.
+    """
+
+    def __init__(self, redis: Redis, pool: str) -> None:
+        if "{" in pool or "}" in pool:
+            raise ValueError(f"pool {pool!r} must not contain braces")
+        self._redis = redis
+        self._prefix = f"pf:{{{pool}}}:"
+
+    async def register(self, target: Target, *, boot_ns: int, lease_s: float) -> int:
+        """Open a new epoch, max(stored + 1, boot_ns), with an empty inventory; return it."""
+        report = _encoder.encode(LoadReport())
+        return int(await self._run(_REGISTER, str(target), boot_ns, _milliseconds(lease_s), report))
+
+    async def renew(
+        self, target: Target, epoch: int, *, lease_s: float, report: LoadReport
+    ) -> bool:
+        """Extend the lease; False when it has lapsed or the epoch is old: register again."""
+        packed = _encoder.encode(report)
+        return bool(await self._run(_RENEW, str(target), epoch, _milliseconds(lease_s), packed))
+
+    async def deregister(self, target: Target, epoch: int) -> None:
+        """Drop a target at once; an old epoch changes nothing."""
+        await self._run(_DEREGISTER, str(target), epoch)
+
+    async def apply(
+        self, target: Target, epoch: int, batches: Sequence[SequencedOps]
+    ) -> ApplyResult:
+        """Apply batches in order, atomically, each at most once."""
+        args: list[bytes | str | int] = []
+        for batch in batches:
+            args += (batch.seq, len(batch.ops))
+            for op in batch.ops:
+                args += (op.kind, _part(op), _pack(op.hashes))
+        status, next_seq = await self._run(_APPLY, str(target), epoch, *args)
+        return ApplyResult(status=status.decode(), applied_seq=_before(next_seq))
+
+    async def load_snapshot(
+        self, target: Target, epoch: int, *, seq: int, ops: Sequence[IndexOp]
+    ) -> bool:
+        """Replace the inventory by `ops`, in chunks into a shadow that is swapped in at the end."""
+        hashes_by_part: dict[str, list[bytes]] = defaultdict(list)
+        for op in ops:
+            hashes_by_part[_part(op)].extend(op.hashes)
+        shadow = secrets.token_hex(8)
+        for part, chunk in _chunks(hashes_by_part):
+            loaded = await self._run(
+                _SNAPSHOT_CHUNK,
+                *(str(target), epoch, shadow, SHADOW_TTL_S * 1000, part, _pack(chunk)),
+            )
+            if not loaded:
+                return False
+        num_parts = sum(1 for hashes in hashes_by_part.values() if hashes)
+        return bool(
+            await self._run(_SNAPSHOT_COMMIT, str(target), epoch, shadow, seq + 1, num_parts)
+        )
+
+    async def match(self, hashes: Sequence[bytes]) -> list[TargetMatch]:
+        """Return every live target with what it holds of the chain; O(targets * log(chain))."""
+        rows: list[list[Any]] = await self._run(_MATCH, _pack(hashes))
+        matches = [
+            TargetMatch(
+                target=_parse_target(target),
+                epoch=int(epoch),
+                matched_blocks=matched,
+                pending_blocks=pending,
+                reserved_prefill_tokens=tokens,
+                reserved_blocks=blocks,
+                num_reserved=requests,
+                report=_report_decoder.decode(report),
+            )
+            for target, epoch, report, matched, pending, tokens, blocks, requests in rows
+        ]
+        return sorted(matches, key=lambda match: match.target)
+
+    async def touch_gateway(self, gateway: str, *, lease_s: float) -> None:
+        """Keep a gateway's reservations counted for another `lease_s`."""
+        await self._run(_TOUCH_GATEWAY, gateway, _milliseconds(lease_s))
+
+    async def reserve(self, reservation: Reservation) -> None:
+        """Count the work at once; the same (request, attempt) counts once.
+
+        Nothing is counted for a target or a gateway without a live lease.
+        """
+        await self._run(
+            _RESERVE,
+            str(reservation.target),
+            _reservation_id(reservation.request_id, reservation.attempt),
+            reservation.gateway,
+            reservation.prefill_tokens,
+            reservation.num_blocks,
+            _milliseconds(reservation.pending_ttl_s),
+            _pack(reservation.pending),
+        )
+
+    async def release_prefill(self, target: Target, request_id: str, attempt: int) -> None:
+        """Stop counting the prefill tokens: the first token has come. Idempotent."""
+        await self._run(_RELEASE_PREFILL, str(target), _reservation_id(request_id, attempt))
+
+    async def release(
+        self, target: Target, request_id: str, attempt: int, *, written: bool
+    ) -> None:
+        """Stop counting the request; unless its blocks were `written`, withdraw its pending ones.
+
+        Written blocks stay pending until their time is over: their events may be on the way.
+        """
+        outcome = "written" if written else "withdrawn"
+        await self._run(_RELEASE, str(target), _reservation_id(request_id, attempt), outcome)
+
+    async def states(self) -> list[TargetState]:
+        """List the live targets; `num_blocks` is by tier, over all groups."""
+        rows: list[list[Any]] = await self._run(_STATES)
+        states = [
+            TargetState(
+                target=_parse_target(target),
+                epoch=int(epoch),
+                applied_seq=_before(next_seq),
+                num_blocks={"gpu": gpu, "host": host},
+                lease_left_s=lease_left_ms / 1000,
+                report=_report_decoder.decode(report),
+            )
+            for target, epoch, next_seq, gpu, host, lease_left_ms, report in rows
+        ]
+        return sorted(states, key=lambda state: state.target)
+
+    async def close(self) -> None:
+        """Release connections."""
+        with dependency_errors(self._redis):
+            await self._redis.aclose()
+
+    async def _run(self, script: RedisScript, *args: bytes | str | int) -> Any:
+        return await script.run(self._redis, self._prefix, *args)
+
+
+def _pack(hashes: Sequence[bytes]) -> bytes:
+    """Concatenate the last 8 bytes of each hash, shorter ones padded in front."""
+    packed = b"".join([block_hash[-HASH_BYTES:] for block_hash in hashes])
+    if len(packed) == HASH_BYTES * len(hashes):
+        return packed
+    return b"".join([block_hash[-HASH_BYTES:].rjust(HASH_BYTES, b"\0") for block_hash in hashes])
+
+
+def _chunks(hashes_by_part: dict[str, list[bytes]]) -> Iterator[tuple[str, list[bytes]]]:
+    for part, hashes in hashes_by_part.items():
+        for first in range(0, len(hashes), SNAPSHOT_CHUNK_HASHES):
+            yield part, hashes[first : first + SNAPSHOT_CHUNK_HASHES]
+
+
+def _part(op: IndexOp) -> str:
+    if op.tier not in get_args(Tier):
+        raise ValueError(f"tier {op.tier!r}: expected one of {get_args(Tier)}")
+    return f"{op.group}:{op.tier}"
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+def _reservation_id(request_id: str, attempt: int) -> str:
+    return f"{request_id}#{attempt}"
+
+
+def _before(next_seq: int) -> int | None:
+    return next_seq - 1 if next_seq else None
+
+
+def _parse_target(text: bytes) -> Target:
+    replica, _, dp_rank = text.decode().rpartition("/")
+    return Target(replica, int(dp_rank))

@@ -1,0 +1,149 @@
+"""The admin listener: replicas, decisions, metrics. Everything under `/admin` needs the admin key.
+
+It shows and resets; it changes no configuration.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+from engine.frontend.errors import RequestError
+from kvindex.index import LoadReport, TrustMode
+from kvindex.registry import ReplicaKind
+from router.api.http import Handler, json_bytes, json_response
+from router.api.openai import GATEWAY
+from router.assembly import Gateway
+from router.fleet.client import ReplicaFailure
+from router.fleet.pools import Refusal
+from router.fleet.replica import Replica
+from router.policy.types import BreakerState
+from router.request.auth import require_admin
+
+_RESET_TIMEOUT_S = 30.0
+
+
+class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica as this gateway sees it; `reason` says why it is not live or not EXACT."""
+
+    id: str
+    kind: ReplicaKind
+    url: str
+    live: bool
+    mode: TrustMode
+    reason: str
+    breaker: BreakerState
+    served_models: tuple[str, ...]
+    max_model_len: int | None
+    pool: str | None
+    epoch: int | None
+    num_active: int
+    num_blocks: dict[str, int] | None
+    report: LoadReport
+
+
+class ReplicaList(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to GET /admin/replicas."""
+
+    gateway: str
+    replicas: list[ReplicaState]
+    refused: list[Refusal]
+
+
+@web.middleware
+async def admin_only(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Ask for the admin key on everything under /admin, also where there is nothing."""
+    if request.path == "/admin" or request.path.startswith("/admin/"):
+        require_admin(request.headers, request.app[GATEWAY].admin_key)
+    return await handler(request)
+
+
+async def replicas(request: web.Request) -> web.StreamResponse:
+    """Answer GET /admin/replicas."""
+    gateway = request.app[GATEWAY]
+    states = [_state(gateway, replica) for replica in gateway.view.replicas]
+    return json_response(
+        ReplicaList(gateway=gateway.id, replicas=states, refused=gateway.view.refusals)
+    )
+
+
+async def reset_prefix_cache(request: web.Request) -> web.StreamResponse:
+    """Answer POST /admin/replicas/{id}/reset_prefix_cache with what the replica answered."""
+    gateway = request.app[GATEWAY]
+    replica_id = request.match_info["id"]
+    replica = next((r for r in gateway.view.replicas if r.id == replica_id), None)
+    if replica is None:
+        known = ", ".join(r.id for r in gateway.view.replicas) or "none"
+        raise RequestError("not_found", f"no replica {replica_id!r}; there are: {known}")
+    url = f"{replica.url}/reset_prefix_cache"
+    if request.query_string:
+        url = f"{url}?{request.query_string}"
+    try:
+        body = await gateway.client.post_small(
+            url, headers=replica.headers, timeout_s=_RESET_TIMEOUT_S
+        )
+    except ReplicaFailure as failure:
+        raise RequestError("replica_lost", f"replica {replica_id}: {failure}") from None
+    return json_bytes(body)
+
+
+async def decision(request: web.Request) -> web.StreamResponse:
+    """Answer GET /admin/decisions/{id}."""
+    gateway = request.app[GATEWAY]
+    request_id = request.match_info["id"]
+    record = gateway.decisions.get(request_id)
+    if record is None:
+        raise RequestError(
+            "not_found",
+            f"no decision {request_id!r}; this gateway keeps its last "
+            f"{gateway.config.max_decisions} finished requests",
+        )
+    return json_response(record)
+
+
+async def metrics(request: web.Request) -> web.StreamResponse:
+    """Answer GET /metrics in Prometheus' text format."""
+    gateway = request.app[GATEWAY]
+    _fill_gauges(gateway)
+    return web.Response(
+        body=gateway.metrics.render(),
+        headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"},
+    )
+
+
+def _state(gateway: Gateway, replica: Replica) -> ReplicaState:
+    return ReplicaState(
+        id=replica.id,
+        kind=replica.kind,
+        url=replica.url,
+        live=replica.live,
+        mode=gateway.view.mode_of(replica),
+        reason=replica.reason or replica.report.reason,
+        breaker=gateway.planner.breaker_state(replica.id, gateway.clock.monotonic()),
+        served_models=replica.served_models,
+        max_model_len=replica.max_model_len,
+        pool=replica.pool.id if replica.pool is not None else None,
+        epoch=replica.record.epoch if replica.record is not None else None,
+        num_active=_num_active(gateway, replica),
+        num_blocks=replica.num_blocks,
+        report=replica.report,
+    )
+
+
+def _num_active(gateway: Gateway, replica: Replica) -> int:
+    ledger = gateway.planner.ledger
+    return sum(ledger.account(target).num_active for target in replica.targets)
+
+
+def _fill_gauges(gateway: Gateway) -> None:
+    metrics, now = gateway.metrics, gateway.clock.monotonic()
+    metrics.in_flight.set(gateway.admission.num_admitted)
+    metrics.index_up.set(1 if gateway.view.index_is_up else 0)
+    metrics.clear_replicas()
+    for replica in gateway.view.replicas:
+        metrics.set_replica(
+            replica.id,
+            mode=gateway.view.mode_of(replica) if replica.live else None,
+            num_active=_num_active(gateway, replica),
+            breaker=gateway.planner.breaker_state(replica.id, now),
+        )

@@ -1,0 +1,63 @@
+"""`/health` and `/ready`: is this process alive, and should it get traffic.
+
+Both need no key and tell nothing about tenants.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from aiohttp import web
+
+from kvindex.index import TrustMode
+from router.api.http import json_response
+from router.api.openai import GATEWAY
+from router.assembly import Gateway
+
+
+class IndexHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the shared index answers; `configured` is False for a gateway without one."""
+
+    configured: bool
+    reachable: bool
+    reason: str | None = None
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a gateway; `mode` is the worst of its live replicas."""
+
+    status: Literal["ok", "draining"]
+    mode: TrustMode
+    index: IndexHealth
+    num_replicas: int
+    num_live_replicas: int
+
+
+def health_of(gateway: Gateway) -> Health:
+    """Describe a gateway."""
+    replicas = gateway.view.replicas
+    index = gateway.index
+    return Health(
+        status="draining" if gateway.admission.draining else "ok",
+        mode=gateway.view.mode,
+        index=IndexHealth(
+            configured=index is not None,
+            reachable=index is not None and index.is_up,
+            reason=index.down_reason if index is not None else None,
+        ),
+        num_replicas=len(replicas),
+        num_live_replicas=sum(replica.live for replica in replicas),
+    )
+
+
+async def health(request: web.Request) -> web.StreamResponse:
+    """Answer 200 as long as the process can answer at all, with its mode in the body."""
+    return json_response(health_of(request.app[GATEWAY]))
+
+
+async def ready(request: web.Request) -> web.StreamResponse:
+    """Answer 200 when requests can be served, 503 while draining or without a replica."""
+    state = health_of(request.app[GATEWAY])
+    can_serve = state.status == "ok" and state.num_replicas > 0
+    return json_response(state, status=200 if can_serve else 503)

@@ -1,0 +1,103 @@
+"""The HTTP manners of both listeners: request ids, and every error in OpenAI's shape.
+
+It knows no endpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+import uuid
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from aiohttp import web
+
+from engine.frontend.errors import RequestError, envelope
+from kvindex.foundation.errors import PrefixFleetError
+
+log = logging.getLogger("prefixfleet.router.http")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+REQUEST_ID = web.RequestKey("request_id", str)
+REQUEST_ID_HEADER = "x-request-id"
+_SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_KIND_OF_STATUS = {404: "not_found", 405: "method_not_allowed", 413: "payload_too_large"}
+
+
+def json_response(payload: object, *, status: int = 200) -> web.Response:
+    """Answer with a Struct, or anything else that msgspec encodes."""
+    return json_bytes(msgspec.json.encode(payload), status=status)
+
+
+def json_bytes(body: bytes, *, status: int = 200) -> web.Response:
+    """Answer with JSON that is encoded already."""
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+def error_response(error: PrefixFleetError) -> web.Response:
+    """Answer with an error; what is not a RequestError shows nothing of its inside."""
+    status = error.shape.status if isinstance(error, RequestError) else 500
+    response = json_response(envelope(error), status=status)
+    if error.retry_after_s is not None:
+        response.headers["retry-after"] = str(math.ceil(error.retry_after_s))
+    if status == 401:
+        response.headers["www-authenticate"] = "Bearer"
+    return response
+
+
+async def read_json(request: web.Request, *, timeout_s: float) -> bytes:
+    """Read a body; raise RequestError unless it claims to be JSON (or nothing) and arrives."""
+    declared = request.headers.get("content-type")
+    kind = request.content_type
+    if declared is not None and kind != "application/json" and not kind.endswith("+json"):
+        raise RequestError("invalid_request", f"content-type must be application/json, got {kind}")
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        raise RequestError("payload_too_large", "the body is too large") from None
+    except TimeoutError:
+        raise RequestError(
+            "invalid_request", f"the body did not arrive within {timeout_s:g} s"
+        ) from None
+
+
+@web.middleware
+async def shape_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Give the request its id, and every failure before an answer has begun its shape."""
+    offered = request.headers.get(REQUEST_ID_HEADER, "")
+    request[REQUEST_ID] = offered if _SANE_ID.fullmatch(offered) else uuid.uuid4().hex
+    try:
+        return await handler(request)
+    except PrefixFleetError as error:
+        if not isinstance(error, RequestError):
+            log.error("failed request_id=%s reason=%r", request[REQUEST_ID], str(error))
+        return error_response(error)
+    except web.HTTPException as error:
+        return error_response(_from_http(error, request))
+    except Exception:
+        log.exception("failed request_id=%s path=%s", request[REQUEST_ID], request.path)
+        return error_response(RequestError("internal", "internal error"))
+
+
+async def name_request(request: web.Request, response: web.StreamResponse) -> None:
+    """Put the request id on every answer; connected to `on_response_prepare`."""
+    request_id = request.get(REQUEST_ID)
+    if request_id is not None:
+        response.headers[REQUEST_ID_HEADER] = request_id
+
+
+def _from_http(error: web.HTTPException, request: web.Request) -> RequestError:
+    messages = {
+        404: f"there is no {request.path} here",
+        405: f"{request.path} does not take {request.method}",
+        413: "the body is too large",
+    }
+    kind = _KIND_OF_STATUS.get(error.status)
+    if kind is None:
+        kind = "invalid_request" if error.status < 500 else "internal"
+    return RequestError(kind, messages.get(error.status, error.reason))

@@ -1,0 +1,160 @@
+"""The command line: which subcommand runs which function, and what its end means as an exit code.
+
+Targets are strings and are imported only when chosen, so `prefixfleet --help` loads neither torch
+nor aiohttp. It knows no command's own flags: each function parses what follows its name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from kvindex.foundation.config_errors import nearest
+from kvindex.foundation.errors import ConfigError, DependencyError, PrefixFleetError
+from router.launch.arguments import Invocation
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_DEPENDENCY = 3
+EXIT_INTERRUPTED = 130
+
+
+class Command(NamedTuple):
+    """Where a subcommand lives ("module:function") and what it is for."""
+
+    target: str
+    summary: str
+
+
+COMMANDS = {
+    "up": Command("router.launch.up:up", "start a fleet here and keep it running"),
+    "down": Command("router.launch.down:down", "stop the fleet of a run directory"),
+    "status": Command("router.launch.inspect:status", "show the processes of a running fleet"),
+    "logs": Command("router.launch.inspect:logs", "print where the logs are, or the last lines"),
+    "gateway": Command("router.launch.gateway_command:gateway", "run a gateway alone"),
+    "engine": Command("router.launch.engine_command:engine", "run one replica alone"),
+    "index status": Command("router.launch.index_command:status", "show what the index holds"),
+    "replica list": Command("router.launch.inspect:replica_list", "list the gateway's replicas"),
+    "replica reset-cache": Command(
+        "router.launch.inspect:replica_reset_cache", "make a replica forget its cached blocks"
+    ),
+    "explain": Command("router.launch.explain:explain", "show why a request went where it went"),
+    "config check": Command("router.launch.config_command:check", "validate the configuration"),
+    "config show": Command("router.launch.config_command:show", "print the merged configuration"),
+    "doctor": Command("router.launch.doctor:doctor", "check that this machine can run a fleet"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    0 ok, 1 failed, 2 usage or configuration, 3 dependency unreachable, 4 a replica would not stay
+    up, 130 interrupted.
+    """
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except ConfigError as error:
+        return _fail(error, EXIT_USAGE)
+    except DependencyError as error:
+        return _fail(error, EXIT_DEPENDENCY)
+    except PrefixFleetError as error:
+        return _fail(error, getattr(error, "exit_code", EXIT_FAILED))
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of a pipe (`| head`) has left: not an error, but nothing more can be written.
+        sys.stderr.close()
+        return EXIT_FAILED
+
+
+def _fail(error: PrefixFleetError, code: int) -> int:
+    print(f"prefixfleet: {error}", file=sys.stderr)
+    return code
+
+
+def _run(argv: list[str]) -> int:
+    rest, config_file, as_json = _take_shared_options(argv)
+    if not rest or rest[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0 if rest else EXIT_USAGE
+    if rest[0] == "--version":
+        from importlib.metadata import version
+
+        print(f"prefixfleet {version('prefixfleet')}")
+        return 0
+    name, arguments = _match_command(rest)
+    invocation = Invocation(name, arguments, config_file=config_file, as_json=as_json)
+    return _resolve(COMMANDS[name].target)(invocation)
+
+
+def _take_shared_options(argv: list[str]) -> tuple[list[str], Path | None, bool]:
+    """Take `-c FILE`, `--config FILE` and `--json` out of any position."""
+    rest: list[str] = []
+    config_file: Path | None = None
+    as_json = False
+    words = iter(argv)
+    for word in words:
+        if word in ("-c", "--config"):
+            value = next(words, None)
+            if value is None:
+                raise ConfigError(f"{word} needs a file: {word} FILE")
+            config_file = Path(value)
+        elif word.startswith("--config="):
+            config_file = Path(word.partition("=")[2])
+        elif word == "--json":
+            as_json = True
+        else:
+            rest.append(word)
+    return rest, config_file, as_json
+
+
+def _match_command(words: list[str]) -> tuple[str, list[str]]:
+    """Find the command that the first one or two words name."""
+    for length in (2, 1):
+        name = " ".join(words[:length])
+        if name in COMMANDS:
+            return name, words[length:]
+    group = [name for name in COMMANDS if name.startswith(f"{words[0]} ")]
+    if group:
+        wanted = words[1] if len(words) > 1 else ""
+        if wanted in ("", "-h", "--help"):
+            raise ConfigError(f"{words[0]} needs one of: {', '.join(sorted(group))}")
+        raise ConfigError(f"unknown command {' '.join(words[:2])!r}{nearest(wanted, group)}")
+    if words[0].startswith("-"):
+        raise ConfigError(f"unknown option {words[0]}; options of a command follow its name")
+    raise ConfigError(f"unknown command {words[0]!r}{nearest(words[0], COMMANDS)}")
+
+
+def _resolve(target: str) -> Callable[[Invocation], int]:
+    module, _, function = target.partition(":")
+    resolved: Callable[[Invocation], int] = getattr(importlib.import_module(module), function)
+    return resolved
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS)) + 2
+    lines = [f"  {name:<{width}}{command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: prefixfleet COMMAND [options]",
+            "",
+            "One OpenAI-compatible URL in front of a fleet of LLM replicas.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "options, in any position:",
+            "  -c FILE, --config FILE   read settings from a YAML file",
+            "  --json                   print JSON where there is something to print",
+            "  --version                print the version",
+            "",
+            "`prefixfleet COMMAND --help` lists a command's own options.",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

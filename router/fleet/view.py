@@ -1,0 +1,205 @@
+"""The fleet as this gateway sees it: registered and configured replicas, pools, refusals.
+
+One task polls; requests only read. It never forgets a replica because a store went silent: while
+Redis is down, or came back empty, the last known records go on serving.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from kvindex.foundation.clock import Clock
+from kvindex.foundation.errors import DependencyError
+from kvindex.index import TargetMatch, TargetState, TrustMode
+from kvindex.registry import Registry, ReplicaRecord
+from router.fleet.index_access import IndexAccess
+from router.fleet.pools import Pool, PoolBook, Refusal
+from router.fleet.replica import Replica
+from router.fleet.static import StaticProbe
+from router.policy.types import TargetView
+
+log = logging.getLogger("prefixfleet.router.fleet")
+
+FORGET_S = 60.0
+"""How long a replica that left the registry stays known as a last resort."""
+REGISTRY_TIMEOUT_S = 2.0
+
+
+class FleetView:
+    """Replicas by id.
+
+    `on_refused` is told of each refusal once, `on_forgotten` of each replica that has left or was
+    replaced by a new process.
+    """
+
+    def __init__(
+        self,
+        *,
+        registry: Registry | None,
+        index: IndexAccess | None,
+        probes: Sequence[StaticProbe],
+        clock: Clock,
+        internal_token: str | None,
+        on_refused: Callable[[Refusal], None],
+        on_forgotten: Callable[[Sequence[str]], None],
+    ) -> None:
+        self._registry = registry
+        self._index = index
+        self._probes = probes
+        self._clock = clock
+        self._internal_token = internal_token
+        self._on_refused = on_refused
+        self._on_forgotten = on_forgotten
+        self._book = PoolBook()
+        self._registered: dict[str, Replica] = {}
+        self.refusals: list[Refusal] = []
+        self.registry_down_reason: str | None = None
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """Every known replica, registered ones first."""
+        return [*self._registered.values(), *(probe.replica for probe in self._probes)]
+
+    @property
+    def pools(self) -> list[Pool]:
+        """The pools of the known replicas."""
+        found = {r.pool.id: r.pool for r in self._registered.values() if r.pool is not None}
+        return list(found.values())
+
+    @property
+    def index_is_up(self) -> bool:
+        """Whether the index can be asked; False without one."""
+        return self._index is not None and self._index.is_up
+
+    @property
+    def mode(self) -> TrustMode:
+        """The worst mode of any live replica; FALLBACK while the index is away."""
+        modes = {self.mode_of(replica) for replica in self.replicas if replica.live}
+        if modes == {"EXACT"}:
+            return "EXACT"
+        return "DEGRADED" if modes and "FALLBACK" not in modes else "FALLBACK"
+
+    def mode_of(self, replica: Replica) -> TrustMode:
+        """Return how far this gateway can trust what it knows of a replica's cache now."""
+        return replica.report.mode if replica.pool is not None and self.index_is_up else "FALLBACK"
+
+    def serving(self, model: str) -> list[Replica]:
+        """Return the replicas that serve a model, live or not."""
+        return [replica for replica in self.replicas if model in replica.served_models]
+
+    def models(self) -> dict[str, int | None]:
+        """Map every served model to the longest context of its replicas, None when unknown."""
+        found: dict[str, int | None] = {}
+        for replica in self.replicas:
+            for model in replica.served_models:
+                lengths = [n for n in (found.get(model), replica.max_model_len) if n is not None]
+                found[model] = max(lengths) if lengths else None
+        return found
+
+    def views(self, model: str, matches: Sequence[TargetMatch] | None) -> list[TargetView]:
+        """Describe every target of a model to the planner; `matches` None: the index is away."""
+        by_target = {match.target: match for match in matches or ()}
+        return [
+            replica.view(target, by_target.get(target), index_is_up=matches is not None)
+            for replica in self.serving(model)
+            for target in replica.targets
+        ]
+
+    async def refresh(self) -> None:
+        """Poll registry and index once; probing configured replicas is `refresh_static`'s."""
+        if self._registry is not None:
+            await self._refresh_registry(self._registry)
+        if self._index is not None:
+            # After the registry: a pool counts reservations only of gateways it has heard of.
+            await self._index.probe([pool.id for pool in self.pools])
+        await self._refresh_states()
+
+    async def refresh_static(self) -> None:
+        """Probe every configured replica once, all at the same time."""
+        now = self._clock.monotonic()
+        await asyncio.gather(*(probe.refresh(now) for probe in self._probes))
+
+    async def _refresh_registry(self, registry: Registry) -> None:
+        try:
+            async with asyncio.timeout(REGISTRY_TIMEOUT_S):
+                records = await registry.records()
+        except (DependencyError, TimeoutError) as error:
+            reason = str(error) or f"no answer within {REGISTRY_TIMEOUT_S:g} s"
+            if self.registry_down_reason is None:
+                log.warning("registry unreachable, keeping the last records reason=%r", reason)
+            self.registry_down_reason = reason
+            return
+        self.registry_down_reason = None
+        self._take(records)
+
+    def _take(self, records: Sequence[ReplicaRecord]) -> None:
+        now = self._clock.monotonic()
+        admitted, refused = self._book.admit(records, now)
+        self._note_refusals(refused)
+        for record, pool in admitted:
+            self._admit(record, pool, now)
+        listed = {record.id for record, _ in admitted}
+        refused_ids = {refusal.replica for refusal in refused}
+        gone: list[str] = []
+        for replica in self._registered.values():
+            if replica.id in listed:
+                continue
+            if replica.live:
+                log.warning("replica left the registry replica=%s", replica.id)
+            replica.live = False
+            if replica.id in refused_ids or now - replica.seen_at > FORGET_S:
+                gone.append(replica.id)
+        for replica_id in gone:
+            del self._registered[replica_id]
+        if gone:
+            self._on_forgotten(gone)
+
+    def _admit(self, record: ReplicaRecord, pool: Pool, now: float) -> None:
+        known = self._registered.get(record.id)
+        if known is not None and known.record is not None and known.record.epoch != record.epoch:
+            self._on_forgotten([record.id])  # A restarted replica owes nothing for the old one.
+        if known is None or known.record != record:
+            log.info(
+                "replica joined replica=%s epoch=%d url=%s models=%s pool=%s",
+                record.id,
+                record.epoch,
+                record.url,
+                ",".join(record.served_models),
+                pool.id,
+            )
+            known = self._registered[record.id] = Replica(
+                id=record.id,
+                kind=record.kind,
+                url=record.url.rstrip("/"),
+                served_models=record.served_models,
+                max_model_len=record.max_model_len or None,
+                record=record,
+                pool=pool,
+                # The token is the fleet's own and never leaves it towards a foreign engine.
+                token=self._internal_token if record.kind == "prefixfleet" else None,
+            )
+        known.live = True
+        known.seen_at = now
+
+    def _note_refusals(self, refused: list[Refusal]) -> None:
+        for refusal in refused:
+            if refusal not in self.refusals:
+                log.error("replica refused replica=%s reason=%r", refusal.replica, refusal.reason)
+                self._on_refused(refusal)
+        self.refusals = refused
+
+    async def _refresh_states(self) -> None:
+        if self._index is None:
+            return
+        for pool in self.pools:
+            states = await self._index.states(pool.id)
+            for state in states or ():
+                self._take_state(state)
+
+    def _take_state(self, state: TargetState) -> None:
+        replica = self._registered.get(state.target.replica)
+        if replica is not None and state.target.dp_rank == 0:
+            replica.report = state.report
+            replica.num_blocks = state.num_blocks

@@ -1,0 +1,147 @@
+"""The gateway process: `python -P -m router.gateway --config-json FILE`.
+
+Startup, serving and shutdown on one screen. Exit codes: 0 drained, 2 configuration, 3 a port or a
+dependency is not there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from aiohttp import web
+
+from kvindex.foundation.clock import SystemClock
+from kvindex.foundation.errors import ConfigError, DependencyError
+from kvindex.redis_connect import connect
+from kvindex.redis_index import RedisIndex
+from kvindex.redis_registry import RedisRegistry
+from router.app import build_admin_app, build_client_app
+from router.assembly import Gateway, Stores
+from router.config import GatewaySpec, load_spec
+from router.file_limit import raise_file_limit
+
+log = logging.getLogger("prefixfleet.router")
+
+EXIT_CONFIG = 2
+EXIT_DEPENDENCY = 3
+_BACKLOG = 2048
+_CUT_OFF_TIMEOUT_S = 1.0
+_FILES_PER_REQUEST = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a gateway until SIGTERM or SIGINT; return the exit code."""
+    parser = argparse.ArgumentParser(prog="router.gateway", description="Run one gateway.")
+    parser.add_argument("--config-json", required=True, type=Path, metavar="FILE")
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        spec = load_spec(arguments.config_json)
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(serve(spec))
+    except ConfigError as error:
+        print(f"prefixfleet gateway: {error}", file=sys.stderr)
+        return EXIT_CONFIG
+    except DependencyError as error:
+        print(f"prefixfleet gateway: {error}", file=sys.stderr)
+        return EXIT_DEPENDENCY
+    return 0
+
+
+async def serve(spec: GatewaySpec) -> None:
+    """Serve until a signal, then drain.
+
+    Raises DependencyError when a port is taken, ConfigError when the spec makes no sense.
+    """
+    stop = _stop_on_signals()
+    config = spec.router
+    raise_file_limit(_FILES_PER_REQUEST * config.max_in_flight)
+    gateway = Gateway(spec, id=_gateway_id(), clock=SystemClock(), stores=_stores(spec))
+    client_runner, admin_runner = (
+        web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=_CUT_OFF_TIMEOUT_S
+        )
+        for app in (build_client_app(gateway), build_admin_app(gateway))
+    )
+    try:
+        await gateway.start()
+        port = await _listen(client_runner, config.host, config.port)
+        admin_port = await _listen(admin_runner, config.admin_host, config.admin_port)
+        log.info(
+            "gateway ready id=%s url=http://%s:%d admin=http://%s:%d replicas=%d mode=%s",
+            gateway.id,
+            config.host,
+            port,
+            config.admin_host,
+            admin_port,
+            len(gateway.view.replicas),
+            gateway.view.mode,
+        )
+        await stop.wait()
+        log.info("draining requests=%d", gateway.admission.num_admitted)
+        num_left = await gateway.admission.drain(timeout_s=config.drain_timeout_s)
+        if num_left:
+            log.warning("cutting off requests=%d after_s=%g", num_left, config.drain_timeout_s)
+    finally:
+        await client_runner.cleanup()
+        await admin_runner.cleanup()
+        await gateway.close()
+
+
+def _stores(spec: GatewaySpec) -> Stores | None:
+    if spec.index_url is None:
+        return None
+    url = spec.index_url
+    registry = RedisRegistry(connect(url), spec.fleet_secret.encode())
+    return Stores(registry, lambda pool: RedisIndex(connect(url), pool))
+
+
+async def _listen(runner: web.AppRunner, host: str, port: int) -> int:
+    """Open a listener and return its port."""
+    if runner.server is None:
+        await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port, backlog=_BACKLOG)
+        await site.start()
+    except OSError as error:
+        raise DependencyError(
+            f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; stop what uses it, "
+            "or choose another port"
+        ) from None
+    bound: int = runner.addresses[0][1]
+    return bound
+
+
+def _gateway_id() -> str:
+    """Return an id that no other gateway process has, in any container."""
+    return f"gw-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def _stop_on_signals() -> asyncio.Event:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    """Prefer uvloop, which is absent on Windows."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.Loop
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""The commands of a fleet's replicas and gateway: their settings files, arguments and probes.
+
+Settings travel as JSON files of mode 0600, never as arguments, which every user can list. The
+replica's Struct mirrors the worker's own by field name, because router may not import worker.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import msgspec
+
+from router.config import GatewaySpec
+from router.launch.http_call import answers_ok
+from router.launch.run_dir import RunDirectory, write_private
+from router.launch.supervisor import ChildSpec
+
+GATEWAY = "gateway"
+# Beyond its own drain limit a process needs a moment to close what is open.
+_DRAIN_MARGIN_S = 5.0
+
+
+class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replica's front process is started with; see worker/server/spec.py."""
+
+    replica_id: str
+    host: str
+    port: int
+    model_folder: str
+    served_models: tuple[str, ...]
+    dtype: str
+    num_threads: int
+    engine: dict[str, Any]
+    kv_cache_memory_bytes: int | None = None
+    internal_token: str | None = None
+    fleet_secret: str | None = None
+    index_url: str | None = None
+    advertised_url: str
+    socket_dir: str | None = None
+    renew_s: float
+    lease_s: float
+    drain_timeout_s: float
+    api_key: str | None = None
+    executor: str = "model"
+    scripted: dict[str, Any] = {}
+
+
+def _host_in_url(host: str) -> str:
+    if host in ("", "0.0.0.0", "::"):
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
+
+
+def url_of(host: str, port: int) -> str:
+    """Return the URL of a listener on this machine."""
+    return f"http://{_host_in_url(host)}:{port}"
+
+
+def replica_child(run_dir: RunDirectory, settings: ReplicaSettings) -> ChildSpec:
+    """Describe one replica; writes its settings file."""
+    name = settings.replica_id
+    file = run_dir.spec_file(name)
+    write_private(file, msgspec.json.encode(settings))
+    return ChildSpec(
+        name=name,
+        argv=[sys.executable, "-P", "-m", "worker.server.main", "--config-json", str(file)],
+        log_file=run_dir.log_file(name),
+        probe=lambda: answers_ok(f"{settings.advertised_url}/health"),
+        stop_timeout_s=settings.drain_timeout_s + _DRAIN_MARGIN_S,
+        # Threads beyond a replica's share of the cores only slow its neighbours down.
+        environ={"OMP_NUM_THREADS": str(settings.num_threads), "HF_HUB_OFFLINE": "1"},
+    )
+
+
+def gateway_child(run_dir: RunDirectory, spec: GatewaySpec) -> ChildSpec:
+    """Describe the gateway; it is ready once it sees a replica. Writes its settings file."""
+    file = run_dir.spec_file(GATEWAY)
+    write_private(file, msgspec.json.encode(spec))
+    url = url_of(spec.router.host, spec.router.port)
+    return ChildSpec(
+        name=GATEWAY,
+        argv=[sys.executable, "-P", "-m", "router.gateway", "--config-json", str(file)],
+        log_file=run_dir.log_file(GATEWAY),
+        probe=lambda: answers_ok(f"{url}/ready"),
+        stop_timeout_s=spec.router.drain_timeout_s + _DRAIN_MARGIN_S,
+    )

@@ -1,0 +1,30 @@
+"""`prefixfleet config check | show`: is the configuration right, and what does it come to."""
+
+from __future__ import annotations
+
+import json
+
+import yaml
+
+from router.launch.arguments import CommandParser, Invocation
+from router.launch.config import demo_config_file, load_fleet_config
+
+
+def check(invocation: Invocation) -> int:
+    """Validate file, environment and defaults together; a mistake raises ConfigError."""
+    CommandParser(invocation, "Validate the configuration of -c FILE (default: the demo).").read()
+    load_fleet_config(invocation.config_file, {}, demo=True)
+    source = str(invocation.config_file or demo_config_file())
+    print(json.dumps({"file": source, "ok": True}) if invocation.as_json else f"{source}: ok")
+    return 0
+
+
+def show(invocation: Invocation) -> int:
+    """Print every setting after merging, secrets masked, as YAML or JSON."""
+    CommandParser(invocation, "Print the merged configuration, secrets masked.").read()
+    tree = load_fleet_config(invocation.config_file, {}, demo=True).shown()
+    if invocation.as_json:
+        print(json.dumps(tree, indent=2))
+    else:
+        print(yaml.safe_dump(tree, sort_keys=False), end="")
+    return 0

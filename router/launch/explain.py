@@ -1,0 +1,93 @@
+"""`prefixfleet explain ID`: one request's decision, in words and tables.
+
+What is shown is what the gateway recorded; nothing is computed anew.
+"""
+
+from __future__ import annotations
+
+import json
+from urllib.parse import quote
+
+import msgspec
+
+from kvindex.foundation.errors import PrefixFleetError
+from router.launch.arguments import Invocation
+from router.launch.inspect import admin_parser, ask
+from router.launch.table import table
+from router.observe.decisions import DecisionRecord
+from router.policy.types import Candidate, Decision, Place, Shed
+from router.request.job import AttemptRecord
+
+
+def explain(invocation: Invocation) -> int:
+    """Show the decision about one request: candidates, scores, winner, what came of it."""
+    parser = admin_parser(invocation, "Show why a request went where it went.")
+    parser.add_argument("id", help="the x-request-id of the answer")
+    flags = parser.read()
+    path = f"/admin/decisions/{quote(flags.id, safe='')}"
+    body = ask(invocation, parser, flags, path).body
+    if invocation.as_json:
+        print(json.dumps(body))
+        return 0
+    try:
+        print(describe(msgspec.convert(body, DecisionRecord)))
+    except msgspec.ValidationError as error:
+        raise PrefixFleetError(
+            f"the gateway's record is not what this version knows ({error}); see it with --json"
+        ) from None
+    return 0
+
+
+def describe(record: DecisionRecord) -> str:
+    """Return a record as text for a person."""
+    rows: list[tuple[str, object]] = [
+        ("request", record.request_id),
+        ("tenant, model", f"{record.tenant}, {record.model}"),
+        ("status", record.status),
+        ("prompt tokens", record.num_prompt_tokens),
+        ("cached, predicted", record.num_predicted_tokens),
+        ("cached, realised", record.usage.cached_tokens if record.usage else None),
+        ("first token", _seconds(record.ttft_s)),
+        ("duration", _seconds(record.duration_s)),
+    ]
+    lines = [f"{name:<20}{'-' if value is None else value}" for name, value in rows]
+    for attempt in record.attempts:
+        lines += ["", _outcome(attempt), _candidates(attempt.decision)]
+    return "\n".join(lines)
+
+
+def _outcome(attempt: AttemptRecord) -> str:
+    decision, head = attempt.decision, f"attempt {attempt.attempt}"
+    if isinstance(decision, Place):
+        failed = f", which failed: {attempt.failure}" if attempt.failure else ""
+        return f"{head}: {decision.policy} chose {decision.winner.target}{failed}"
+    if isinstance(decision, Shed):
+        return (
+            f"{head}: shed, every replica is too far behind; again in {decision.retry_after_s:g} s"
+        )
+    return f"{head}: no replica, {decision.reason}"
+
+
+def _candidates(decision: Decision) -> str:
+    winner = decision.winner.target if isinstance(decision, Place) else None
+    return table([_row(candidate, winner=winner) for candidate in decision.candidates])
+
+
+def _row(candidate: Candidate, *, winner: object) -> dict[str, object]:
+    return {
+        "": "*" if candidate.target == winner else "",
+        "replica": str(candidate.target),
+        "mode": candidate.mode,
+        "cached": candidate.num_cached_tokens,
+        "reusable": candidate.num_reusable_tokens,
+        "uncached": candidate.num_uncached_tokens,
+        "active": candidate.num_active,
+        "queued prefill": candidate.queued_prefill_tokens,
+        "expected s": candidate.expected_s,
+        "score": candidate.score,
+        "excluded": candidate.excluded,
+    }
+
+
+def _seconds(value: float | None) -> str | None:
+    return None if value is None else f"{value:.3f} s"

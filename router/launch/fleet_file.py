@@ -1,0 +1,103 @@
+"""`fleet.json`: how other programs find a running fleet, its processes and its keys.
+
+Written by `up` alone, with mode 0600, and rewritten whenever a process is started again. After the
+end it stays, with `ready` false and no pids, because it holds the only clear copy of the keys.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvindex.foundation.errors import ConfigError, DependencyError
+from router.launch.run_dir import RunDirectory, write_private
+
+
+class RedisEntry(msgspec.Struct, kw_only=True):
+    """The Redis in use; `pid` is set when it is the fleet's own."""
+
+    url: str
+    embedded: bool
+    pid: int | None = None
+
+
+class ReplicaEntry(msgspec.Struct, kw_only=True):
+    """One replica process."""
+
+    id: str
+    url: str
+    pid: int | None = None
+
+
+class GatewayEntry(msgspec.Struct, kw_only=True):
+    """The gateway process."""
+
+    pid: int | None = None
+
+
+class FleetFile(msgspec.Struct, kw_only=True):
+    """The whole file; `keys` maps a tenant to its API key in clear, `logs` a process to its log.
+
+    `pid` is that of the supervisor, None when the fleet is not running.
+    """
+
+    url: str
+    admin_url: str
+    admin_key: str
+    keys: dict[str, str]
+    model: str
+    model_folder: str
+    dtype: str
+    run_dir: str
+    redis: RedisEntry
+    replicas: list[ReplicaEntry]
+    gateway: GatewayEntry
+    logs: dict[str, str]
+    pid: int | None = None
+    ready: bool = False
+
+    def set_pid(self, process: str, pid: int | None) -> None:
+        """Note the pid of a process by its name: `gateway`, `redis` or a replica id."""
+        if process == "gateway":
+            self.gateway.pid = pid
+        elif process == "redis":
+            self.redis.pid = pid
+        else:
+            for replica in self.replicas:
+                if replica.id == process:
+                    replica.pid = pid
+
+    def clear(self) -> None:
+        """Note that nothing runs any more."""
+        self.ready, self.pid = False, None
+        for process in ("gateway", "redis", *(replica.id for replica in self.replicas)):
+            self.set_pid(process, None)
+
+
+def write_fleet_file(run_dir: RunDirectory, fleet: FleetFile) -> None:
+    """Replace `fleet.json` in one step."""
+    write_private(run_dir.fleet_file, msgspec.json.format(msgspec.json.encode(fleet)) + b"\n")
+
+
+def read_fleet_file(run_dir: RunDirectory) -> FleetFile | None:
+    """Return what `fleet.json` says, None when there is none; ConfigError when it is damaged."""
+    try:
+        data = run_dir.fleet_file.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"{run_dir.fleet_file}: {error.strerror}") from None
+    try:
+        return msgspec.json.decode(data, type=FleetFile)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{run_dir.fleet_file}: {error}; remove it, new keys are made") from None
+
+
+def require_running(run_dir: RunDirectory) -> FleetFile:
+    """Return the file of a fleet that is running; DependencyError when none is."""
+    fleet = read_fleet_file(run_dir)
+    if fleet is None or run_dir.owner_pid() is None:
+        raise DependencyError(
+            f"no fleet runs in {run_dir.path}; start one with `prefixfleet up`, or name its "
+            "directory with --run-dir"
+        )
+    return fleet

@@ -1,0 +1,59 @@
+"""Short blocking HTTP calls of the command line and of health probes; standard library only.
+
+It knows JSON bodies and bearer keys, and nothing of what the routes mean.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from typing import Any, NamedTuple
+
+from kvindex.foundation.errors import DependencyError
+
+_PROBE_TIMEOUT_S = 2.0
+_CALL_TIMEOUT_S = 10.0
+
+
+class Answer(NamedTuple):
+    """Status and decoded JSON body; `body` is None when it is not JSON."""
+
+    status: int
+    body: Any
+
+
+def answers_ok(url: str) -> bool:
+    """Tell whether a GET is answered with 200; anything else, silence included, is no."""
+    try:
+        return call(url, timeout_s=_PROBE_TIMEOUT_S).status == 200
+    except DependencyError:
+        return False
+
+
+def call(
+    url: str, *, key: str | None = None, method: str = "GET", timeout_s: float = _CALL_TIMEOUT_S
+) -> Answer:
+    """Call a URL and return what came, whatever its status; DependencyError when nothing did."""
+    request = urllib.request.Request(url, method=method)
+    if key is not None:
+        request.add_header("Authorization", f"Bearer {key}")
+    # A proxy of the environment has no business between processes of one fleet.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=timeout_s) as response:
+            return Answer(response.status, _decoded(response.read()))
+    except urllib.error.HTTPError as error:
+        with error:
+            return Answer(error.code, _decoded(error.read()))
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise DependencyError(f"{url} does not answer: {reason}") from None
+
+
+def _decoded(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError:
+        return None

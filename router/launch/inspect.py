@@ -1,0 +1,145 @@
+"""Commands that look at a running fleet: its processes, their logs, the replicas.
+
+They read fleet.json for addresses and the admin key, and ask the gateway's admin API; with
+`--admin-url` and `--admin-key` they ask any gateway.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from kvindex.foundation.config_errors import nearest
+from kvindex.foundation.errors import ConfigError, DependencyError, PrefixFleetError
+from router.launch.arguments import CommandParser, Invocation
+from router.launch.down import find_run_dir, is_alive, pids, run_dir_parser
+from router.launch.fleet_file import read_fleet_file, require_running
+from router.launch.http_call import Answer, answers_ok, call
+from router.launch.table import table
+
+ADMIN_KEY_VARIABLE = "PREFIXFLEET_ADMIN_KEY"
+
+
+def status(invocation: Invocation) -> int:
+    """Show each process of a fleet; 0 when all serve, else 1."""
+    parser = run_dir_parser(invocation, "Show the processes of a running fleet.")
+    run_dir = find_run_dir(invocation, parser.overrides(parser.read()))
+    fleet = require_running(run_dir)
+    running = pids(fleet)
+    urls = {replica.id: f"{replica.url}/health" for replica in fleet.replicas}
+    urls["gateway"] = f"{fleet.url}/ready"
+    rows = []
+    for name in fleet.logs:
+        pid = running.get(name)
+        alive = pid is not None and is_alive(pid)
+        serves = alive and (name not in urls or answers_ok(urls[name]))
+        rows.append({"process": name, "pid": pid, "serves": serves, "log": fleet.logs[name]})
+    _print(rows, invocation)
+    return 0 if all(row["serves"] for row in rows) else 1
+
+
+def logs(invocation: Invocation) -> int:
+    """Print the last lines of one log, or where all logs are."""
+    parser = run_dir_parser(invocation, "Print where the logs are, or the last lines of one.")
+    parser.add_argument("process", nargs="?", help="gateway, redis, replica-0, …")
+    parser.add_argument("--lines", type=int, default=50, help="how many lines (default 50)")
+    flags = parser.read()
+    fleet = read_fleet_file(find_run_dir(invocation, parser.overrides(flags)))
+    if fleet is None:
+        raise DependencyError("no fleet has run there yet; name its directory with --run-dir")
+    if flags.process is None:
+        _print([{"process": name, "log": path} for name, path in fleet.logs.items()], invocation)
+        return 0
+    if flags.process not in fleet.logs:
+        raise ConfigError(f"unknown process {flags.process!r}{nearest(flags.process, fleet.logs)}")
+    try:
+        text = Path(fleet.logs[flags.process]).read_text(errors="replace")
+    except OSError as error:
+        raise PrefixFleetError(f"{fleet.logs[flags.process]}: {error.strerror}") from None
+    print("\n".join(text.splitlines()[-flags.lines :]))
+    return 0
+
+
+def replica_list(invocation: Invocation) -> int:
+    """List the replicas as the gateway sees them."""
+    parser = admin_parser(invocation, "List the replicas as the gateway sees them.")
+    body = ask(invocation, parser, parser.read(), "/admin/replicas").body
+    if invocation.as_json:
+        print(json.dumps(body))
+        return 0
+    print(table([_replica_row(replica) for replica in body["replicas"]]))
+    for refusal in body["refused"]:
+        print(f"refused: {refusal['replica']} ({refusal['url']}): {refusal['reason']}")
+    return 0
+
+
+def replica_reset_cache(invocation: Invocation) -> int:
+    """Make one replica forget its cached blocks; 1 when it cannot because requests run."""
+    parser = admin_parser(invocation, "Make a replica forget its cached blocks.")
+    parser.add_argument("id", help="replica id, see `prefixfleet replica list`")
+    flags = parser.read()
+    path = f"/admin/replicas/{quote(flags.id, safe='')}/reset_prefix_cache"
+    answer = ask(invocation, parser, flags, path, method="POST")
+    done = isinstance(answer.body, dict) and answer.body.get("success") is True
+    if invocation.as_json:
+        print(json.dumps(answer.body))
+    else:
+        print(f"{flags.id}: {'cache reset' if done else 'not reset, requests are running'}")
+    return 0 if done else 1
+
+
+def _replica_row(replica: dict[str, Any]) -> dict[str, object]:
+    report, blocks = replica["report"], replica["num_blocks"]
+    row = {name: replica[name] for name in ("id", "kind", "url", "live", "mode", "breaker")}
+    return row | {
+        "active": replica["num_active"],
+        "running": report["num_running"],
+        "waiting": report["num_waiting"],
+        "blocks": sum(blocks.values()) if blocks else None,
+        "reason": replica["reason"] or None,
+    }
+
+
+def admin_parser(invocation: Invocation, description: str) -> CommandParser:
+    """Return a parser for commands that ask a gateway's admin API."""
+    parser = run_dir_parser(invocation, description)
+    parser.add_argument("--admin-url", help="admin API of a gateway, instead of --run-dir")
+    parser.add_argument("--admin-key", help=f"its key (default: the variable {ADMIN_KEY_VARIABLE})")
+    return parser
+
+
+def ask(
+    invocation: Invocation,
+    parser: CommandParser,
+    flags: argparse.Namespace,
+    path: str,
+    *,
+    method: str = "GET",
+) -> Answer:
+    """Call the admin API; raise PrefixFleetError with its message unless it answers 200."""
+    if flags.admin_url is not None:
+        url, key = (
+            flags.admin_url.rstrip("/"),
+            flags.admin_key or os.environ.get(ADMIN_KEY_VARIABLE),
+        )
+    else:
+        fleet = require_running(find_run_dir(invocation, parser.overrides(flags)))
+        url, key = fleet.admin_url, fleet.admin_key
+    answer = call(f"{url}{path}", key=key, method=method)
+    if answer.status != 200 or answer.body is None:
+        raise PrefixFleetError(_reason(answer))
+    return answer
+
+
+def _reason(answer: Answer) -> str:
+    error = answer.body.get("error") if isinstance(answer.body, dict) else None
+    message = error.get("message") if isinstance(error, dict) else None
+    return message or f"the admin API answered {answer.status}"
+
+
+def _print(rows: list[dict[str, Any]], invocation: Invocation) -> None:
+    print(json.dumps(rows) if invocation.as_json else table(rows))

@@ -1,0 +1,74 @@
+"""Gets the model ready before any replica starts, in a process of its own.
+
+The work (finding, converting, checking) is the worker's; this module starts it, shows its progress
+and reads its answer.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from kvindex.foundation.die_with_parent import wrap
+from kvindex.foundation.errors import ConfigError, DependencyError, PrefixFleetError
+
+_EXIT_CONFIG = 2
+
+
+class PreparedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the model is and what it is called; other fields of the answer are not needed here."""
+
+    folder: str
+    model: str
+
+
+def prepare_model(
+    model: str, *, cache_dir: str | None, say: Callable[[str], None]
+) -> PreparedModel:
+    """Return the folder of a model, "demo" or a path; takes about 10 s at the very first time.
+
+    Raises ConfigError or DependencyError with the one line that the preparation ended with.
+    """
+    argv = [sys.executable, "-P", "-m", "worker.model.prepare", "--model", model, "--json"]
+    if cache_dir is not None:
+        argv += ["--cache-dir", cache_dir]
+    with subprocess.Popen(
+        wrap(argv, signal.SIGKILL), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert process.stdout is not None
+        said = list(_relayed(process.stderr, say))
+        answer = process.stdout.read()
+    if process.returncode != 0:
+        reason = said[-1] if said else f"model preparation ended with {process.returncode}"
+        error: type[PrefixFleetError] = (
+            ConfigError if process.returncode == _EXIT_CONFIG else DependencyError
+        )
+        raise error(reason.removeprefix("prefixfleet: ").removeprefix("error: "))
+    try:
+        return msgspec.json.decode(answer, type=PreparedModel)
+    except msgspec.DecodeError as error:
+        raise DependencyError(f"model preparation answered {answer[:200]!r}: {error}") from None
+
+
+def scripted_model(model: str) -> PreparedModel:
+    """Return a folder that needs a tokenizer only, for the scripted executor."""
+    folder = Path(model).expanduser().absolute()
+    if not (folder / "tokenizer.json").is_file():
+        raise ConfigError(f"{folder}: no tokenizer.json; the scripted executor needs a tokenizer")
+    return PreparedModel(folder=str(folder), model=folder.name)
+
+
+def _relayed(stream: IO[str], say: Callable[[str], None]) -> Iterator[str]:
+    """Yield the lines of a stream that say something, each shown as it comes."""
+    for line in stream:
+        text = line.strip()
+        if text:
+            say(f"  {text}")
+            yield text

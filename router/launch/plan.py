@@ -1,0 +1,136 @@
+"""From configuration to a plan of processes: ports, CPU shares, settings; nothing is started.
+
+It knows which settings a replica and a gateway need, and neither how processes are kept running
+nor what they do.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from kvindex.config import EMBEDDED, RedisConfig
+from kvindex.foundation.config_loader import LoadedConfig
+from router.config import GatewaySpec, RouterConfig, TenantConfig
+from router.launch import embedded_redis
+from router.launch.children import ReplicaSettings, url_of
+from router.launch.config import FleetConfig
+from router.launch.model_folder import PreparedModel
+from router.launch.ports import any_free_port, free_ports, require_free
+from router.launch.run_dir import RunDirectory
+from router.launch.secrets import FleetSecrets
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPlan:
+    """Everything that will run; the URLs of `redis` are never "embedded" any more."""
+
+    fleet: FleetConfig
+    redis: RedisConfig
+    starts_redis: bool
+    model: PreparedModel
+    replicas: list[ReplicaSettings]
+    gateway: GatewaySpec
+
+    @property
+    def stores(self) -> list[tuple[str, bool]]:
+        """The Redis servers in use, each with whether it must persist."""
+        index, state = self.redis.index_url, self.redis.resolved_state_url
+        return [(index, index == state)] + ([(state, True)] if state != index else [])
+
+
+def settle_router(config: LoadedConfig) -> RouterConfig:
+    """Return the gateway's settings with real ports; DependencyError when one is in use."""
+    router = config.section("router", RouterConfig)
+    port = router.port or any_free_port(router.host)
+    admin_port = router.admin_port or any_free_port(router.admin_host)
+    require_free(router.host, port, flag="--port")
+    require_free(router.admin_host, admin_port, flag="--admin-port")
+    return msgspec.structs.replace(router, port=port, admin_port=admin_port)
+
+
+def make_plan(
+    config: LoadedConfig,
+    *,
+    run_dir: RunDirectory,
+    router: RouterConfig,
+    tenants: tuple[TenantConfig, ...],
+    secrets: FleetSecrets,
+    model: PreparedModel,
+) -> FleetPlan:
+    """Lay out the fleet that the configuration asks for."""
+    asked = config.section("redis", RedisConfig)
+    redis = _with_embedded(asked, embedded_redis.embedded_url(run_dir))
+    replicas = _replicas(
+        config, run_dir=run_dir, secrets=secrets, model=model, index_url=redis.index_url
+    )
+    gateway = GatewaySpec(
+        router=router,
+        tenants=tenants,
+        index_url=redis.index_url,
+        fleet_secret=secrets.fleet_secret,
+        internal_token=secrets.internal_token,
+        admin_key=secrets.admin_key,
+        cache_dir=str(run_dir.path / "cache"),
+    )
+    return FleetPlan(
+        fleet=config.section("fleet", FleetConfig),
+        redis=redis,
+        starts_redis=asked != redis,
+        model=model,
+        replicas=replicas,
+        gateway=gateway,
+    )
+
+
+def _with_embedded(redis: RedisConfig, url: str) -> RedisConfig:
+    """Put the embedded server's URL where "embedded" is asked for."""
+    state_url = url if redis.state_url == EMBEDDED else redis.state_url
+    index_url = url if redis.index_url == EMBEDDED else redis.index_url
+    return msgspec.structs.replace(redis, index_url=index_url, state_url=state_url)
+
+
+def threads_per_replica(num_replicas: int) -> int:
+    """Divide the cores that this process may use: at least one each."""
+    return max(1, len(os.sched_getaffinity(0)) // num_replicas)
+
+
+def _replicas(
+    config: LoadedConfig,
+    *,
+    run_dir: RunDirectory,
+    secrets: FleetSecrets,
+    model: PreparedModel,
+    index_url: str,
+) -> list[ReplicaSettings]:
+    fleet = config.section("fleet", FleetConfig)
+    worker = config.plain("worker")
+    ports = islice(free_ports(worker["host"], worker["port"]), fleet.replicas)
+    return [
+        ReplicaSettings(
+            replica_id=f"replica-{i}",
+            host=worker["host"],
+            port=port,
+            model_folder=model.folder,
+            served_models=(worker["served_model_name"] or model.model,),
+            dtype=worker["dtype"],
+            num_threads=worker["num_threads"] or threads_per_replica(fleet.replicas),
+            engine=config.plain("engine"),
+            kv_cache_memory_bytes=worker["kv_cache_memory_bytes"],
+            internal_token=secrets.internal_token,
+            fleet_secret=secrets.fleet_secret,
+            index_url=index_url,
+            advertised_url=url_of(worker["host"], port),
+            socket_dir=str(Path(run_dir.socket_dir) / f"r{i}"),
+            renew_s=worker["renew_s"],
+            lease_s=worker["lease_s"],
+            drain_timeout_s=worker["drain_timeout_s"],
+            executor=fleet.executor,
+            scripted=fleet.scripted,
+        )
+        for i, port in enumerate(ports)
+    ]

@@ -1,0 +1,73 @@
+"""The secrets of a fleet: made once, at the first start in a run directory, and then reused.
+
+Tenants' keys are not among them: what is stored of a key is its SHA-256, and the clear text is in
+`fleet.json` alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+import msgspec
+
+from kvindex.foundation.errors import ConfigError
+from router.config import TenantConfig, TenantKey
+from router.launch.run_dir import RunDirectory, write_private
+
+
+class FleetSecrets(msgspec.Struct, frozen=True, kw_only=True):
+    """`fleet_secret` signs records and salts caches; `internal_token` opens replicas' routes."""
+
+    fleet_secret: str
+    internal_token: str
+    admin_key: str
+
+
+def load_secrets(run_dir: RunDirectory) -> FleetSecrets:
+    """Return the run directory's secrets; ConfigError when there are none or they are damaged."""
+    file = run_dir.secrets_file
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=FleetSecrets)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(
+            f"{file}: {error}; remove it to have new secrets made (cached prefixes and registered "
+            "replicas of the old ones are then void)"
+        ) from None
+
+
+def load_or_create_secrets(run_dir: RunDirectory) -> FleetSecrets:
+    """Return the run directory's secrets, made now if it has none (file mode 0600)."""
+    if run_dir.secrets_file.exists():
+        return load_secrets(run_dir)
+    made = FleetSecrets(
+        fleet_secret=secrets.token_urlsafe(32),
+        internal_token=secrets.token_urlsafe(32),
+        admin_key=f"pf-admin-{secrets.token_urlsafe(24)}",
+    )
+    write_private(run_dir.secrets_file, msgspec.json.format(msgspec.json.encode(made)))
+    return made
+
+
+def key_hash(key: str) -> str:
+    """Return what is stored of an API key: its SHA-256 in hex."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def provide_keys(
+    tenants: list[TenantConfig], known: dict[str, str]
+) -> tuple[tuple[TenantConfig, ...], dict[str, str]]:
+    """Give a key to each tenant that has none, reusing `known` ones (tenant -> clear text).
+
+    Returns the tenants as the gateway gets them and the clear keys that were given.
+    """
+    provided: list[TenantConfig] = []
+    keys: dict[str, str] = {}
+    for tenant in tenants:
+        if not tenant.keys and not tenant.anonymous:
+            key = known.get(tenant.name) or f"sk-{secrets.token_urlsafe(24)}"
+            keys[tenant.name] = key
+            generated = TenantKey(hash=key_hash(key), alias="generated")
+            tenant = msgspec.structs.replace(tenant, keys=(generated,))
+        provided.append(tenant)
+    return tuple(provided), keys

@@ -1,0 +1,142 @@
+"""`prefixfleet up`: from flags to a running fleet, and what it tells the person who started it.
+
+It prepares what must be there before the first process (ports, secrets, model) and reports every
+obstacle in one line; running the fleet is fleet.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvindex.config import EMBEDDED, RedisConfig
+from kvindex.foundation.config_loader import LoadedConfig
+from router.config import TenantConfig
+from router.launch import embedded_redis
+from router.launch.arguments import CommandParser, Invocation
+from router.launch.banner import ready_text
+from router.launch.children import GATEWAY, url_of
+from router.launch.config import FleetConfig, load_fleet_config
+from router.launch.fleet import Fleet
+from router.launch.fleet_file import (
+    FleetFile,
+    GatewayEntry,
+    RedisEntry,
+    ReplicaEntry,
+    read_fleet_file,
+)
+from router.launch.model_folder import PreparedModel, prepare_model, scripted_model
+from router.launch.plan import FleetPlan, make_plan, settle_router
+from router.launch.progress import Progress
+from router.launch.run_dir import RunDirectory
+from router.launch.secrets import load_or_create_secrets, provide_keys
+from router.launch.shadowing import require_own_packages
+
+
+def up(invocation: Invocation) -> int:
+    """Start a fleet and keep it running until a signal; return the exit code."""
+    config = load_fleet_config(invocation.config_file, _read_flags(invocation), demo=True)
+    require_own_packages()
+    run_dir = RunDirectory(Path(config.section("fleet", FleetConfig).run_dir))
+    run_dir.create()
+    run_dir.lock()
+    try:
+        with _keeping_keys(run_dir) as known_keys:
+            return _run(config, run_dir, known_keys)
+    finally:
+        run_dir.unlock()
+
+
+def _read_flags(invocation: Invocation) -> dict[str, object]:
+    parser = CommandParser(invocation, "Start a fleet on this machine and keep it running.")
+    parser.override("--port", "router.port", type=int, help="port of the API, 0 for a free one")
+    parser.override("--admin-port", "router.admin_port", type=int, help="port of the admin API")
+    parser.override("--replicas", "fleet.replicas", type=int, help="number of replicas")
+    parser.override("--model", "worker.model", help='"demo" or a Hugging Face folder')
+    parser.override("--dtype", "worker.dtype", help="auto, float32 or bfloat16")
+    parser.override("--redis", "redis.index_url", help='"embedded" or a redis:// URL')
+    parser.override("--run-dir", "fleet.run_dir", help="where sockets, logs and secrets go")
+    parser.override("--executor", "fleet.executor", help='"scripted": tokens without a model')
+    return parser.overrides(parser.read())
+
+
+@contextmanager
+def _keeping_keys(run_dir: RunDirectory) -> Iterator[dict[str, str]]:
+    """Take the old fleet.json out of sight until the new one is written; yield its keys.
+
+    Whoever waits for the file must not find that of the run before. If none is written, the old
+    one comes back, because it holds the only clear copy of the keys.
+    """
+    old = read_fleet_file(run_dir)
+    aside = run_dir.fleet_file.with_suffix(".json.old")
+    if old is not None:
+        run_dir.fleet_file.replace(aside)
+    elif aside.exists():  # the run before was killed while it started
+        aside.replace(run_dir.fleet_file)
+        old = read_fleet_file(run_dir)
+        run_dir.fleet_file.replace(aside)
+    try:
+        yield old.keys if old is not None else {}
+    finally:
+        if aside.exists() and not run_dir.fleet_file.exists():
+            aside.replace(run_dir.fleet_file)
+        aside.unlink(missing_ok=True)
+
+
+def _run(config: LoadedConfig, run_dir: RunDirectory, known_keys: dict[str, str]) -> int:
+    progress = Progress()
+    run_dir.rotate_logs()
+    secrets = load_or_create_secrets(run_dir)
+    tenants, keys = provide_keys(config.entries("tenants", TenantConfig), known_keys)
+    router = settle_router(config)
+    if config.section("redis", RedisConfig).index_url == EMBEDDED:
+        embedded_redis.find_server()  # better refused now than after the model is loaded
+    progress.say(f"model {config.plain('worker')['model']} …")
+    model = _prepare(config, progress)
+    progress.say(f"model is in {model.folder}")
+    plan = make_plan(
+        config, run_dir=run_dir, router=router, tenants=tenants, secrets=secrets, model=model
+    )
+    file = _fleet_file(plan, run_dir=run_dir, keys=keys)
+
+    async def serve() -> int:
+        fleet = Fleet(
+            plan,
+            file,
+            run_dir=run_dir,
+            progress=progress,
+            on_ready=lambda: progress.print(ready_text(file, progress.elapsed_s)),
+        )
+        return await fleet.run()
+
+    return asyncio.run(serve())
+
+
+def _prepare(config: LoadedConfig, progress: Progress) -> PreparedModel:
+    worker = config.plain("worker")
+    if config.section("fleet", FleetConfig).executor == "scripted" and worker["model"] != "demo":
+        return scripted_model(worker["model"])
+    return prepare_model(worker["model"], cache_dir=worker["cache_dir"], say=progress.say)
+
+
+def _fleet_file(plan: FleetPlan, *, run_dir: RunDirectory, keys: dict[str, str]) -> FleetFile:
+    router, names = plan.gateway.router, [replica.replica_id for replica in plan.replicas]
+    processes = [GATEWAY, *names] + ([embedded_redis.NAME] if plan.starts_redis else [])
+    return FleetFile(
+        url=url_of(router.host, router.port),
+        admin_url=url_of(router.admin_host, router.admin_port),
+        admin_key=plan.gateway.admin_key,
+        keys=keys,
+        model=plan.replicas[0].served_models[0],
+        model_folder=plan.model.folder,
+        dtype=plan.replicas[0].dtype,
+        run_dir=str(run_dir.path),
+        redis=RedisEntry(url=plan.redis.index_url, embedded=plan.starts_redis),
+        replicas=[ReplicaEntry(id=r.replica_id, url=r.advertised_url) for r in plan.replicas],
+        gateway=GatewayEntry(),
+        logs={process: str(run_dir.log_file(process)) for process in processes},
+        pid=os.getpid(),
+    )

@@ -1,0 +1,102 @@
+"""The gateway's metrics, `prefixfleet_*`, in one registry per gateway.
+
+Labels are model, tenant, policy, mode and replica; never a key or a request. It measures nothing
+itself: others tell it.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from kvindex.index import TrustMode
+from router.policy.types import BreakerState
+
+_TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_E2E_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_INDEX_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
+_MODES: tuple[TrustMode, ...] = ("EXACT", "DEGRADED", "FALLBACK")
+_BREAKER_STATES: tuple[BreakerState, ...] = ("closed", "open", "half_open")
+
+
+class GatewayMetrics:
+    """Every metric of a gateway as an attribute."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        of = ["model", "tenant"]
+        self.requests = self._counter(
+            "requests", "Requests by their end; 499: gone client", [*of, "policy", "status"]
+        )
+        self.ttft = self._histogram(
+            "time_to_first_token_seconds", "Arrival to first output", of, _TTFT_BUCKETS
+        )
+        self.duration = self._histogram(
+            "request_duration_seconds", "Arrival to end", of, _E2E_BUCKETS
+        )
+        self.prompt_tokens = self._counter("prompt_tokens", "As replicas reported", of)
+        self.completion_tokens = self._counter("completion_tokens", "As replicas reported", of)
+        self.predicted = self._counter(
+            "predicted_cached_tokens", "Cached prompt tokens the gateway expected", of
+        )
+        self.realised = self._counter(
+            "realised_cached_tokens", "Cached prompt tokens replicas reported", of
+        )
+        self.mispredicted = self._counter(
+            "mispredicted_requests", "Requests whose realised hit was another", [*of, "direction"]
+        )
+        self.retries = self._counter(
+            "retries", "Attempts after a failed one, by its cause", ["replica", "cause"]
+        )
+        self.refused = self._counter(
+            "refused_replicas", "Registrations that did not fit their pool", ["replica"]
+        )
+        self.in_flight = self._gauge("requests_in_flight", "Requests inside this gateway", [])
+        self.index_up = self._gauge("index_up", "1 while the prefix index answers", [])
+        self.index_call = self._histogram(
+            "index_call_seconds", "Answered calls to the index", ["call"], _INDEX_BUCKETS
+        )
+        self.replica_mode = self._gauge(
+            "replica_mode", "1 for the current mode of a live replica", ["replica", "mode"]
+        )
+        self.replica_active = self._gauge(
+            "replica_requests", "Requests of this gateway at a replica", ["replica"]
+        )
+        self.breaker = self._gauge(
+            "breaker_state", "1 for the current state of a replica's breaker", ["replica", "state"]
+        )
+
+    def clear_replicas(self) -> None:
+        """Forget the gauges of single replicas before a scrape fills them again."""
+        for gauge in (self.replica_mode, self.replica_active, self.breaker):
+            gauge.clear()
+
+    def set_replica(
+        self, replica: str, *, mode: TrustMode | None, num_active: int, breaker: BreakerState
+    ) -> None:
+        """Describe one replica; `mode` None while it is not live."""
+        for one in _MODES:
+            self.replica_mode.labels(replica, one).set(1 if one == mode else 0)
+        for state in _BREAKER_STATES:
+            self.breaker.labels(replica, state).set(1 if state == breaker else 0)
+        self.replica_active.labels(replica).set(num_active)
+
+    def observe_index_call(self, call: str, seconds: float) -> None:
+        """Note the latency of an answered index call."""
+        self.index_call.labels(call).observe(seconds)
+
+    def render(self) -> bytes:
+        """Return everything in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, text: str, labels: list[str]) -> Counter:
+        return Counter(f"prefixfleet_{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, labels: list[str]) -> Gauge:
+        return Gauge(f"prefixfleet_{name}", text, labels, registry=self.registry)
+
+    def _histogram(
+        self, name: str, text: str, labels: list[str], buckets: tuple[float, ...]
+    ) -> Histogram:
+        return Histogram(
+            f"prefixfleet_{name}", text, labels, registry=self.registry, buckets=buckets
+        )

@@ -1,0 +1,130 @@
+"""What a placement decision is made of, and what comes out of it.
+
+Plain values: nothing here knows HTTP, Redis, a clock or how a policy weighs them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import msgspec
+
+from kvindex.index import Target, TrustMode
+
+Exclusion = Literal[
+    "tried", "draining", "breaker_open", "too_short", "not_isolating", "saturated", "lapsed"
+]
+"""Why a target was not considered; `lapsed` ones serve only when no live target is left."""
+
+BreakerState = Literal["closed", "open", "half_open"]
+
+
+class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt to place one request.
+
+    `num_total_tokens` is prompt plus the output that the client asked for, as far as it did.
+    `block_size` None: the prompt has no hash chain, and `num_prompt_tokens` is an estimate.
+    `hashes` are those of its full blocks. `isolated`: only targets that honour a cache salt may
+    serve it. `tried` names the replicas that have failed this request before.
+    """
+
+    request_id: str
+    tenant: str
+    model: str
+    num_prompt_tokens: int
+    num_total_tokens: int
+    block_size: int | None = None
+    hashes: tuple[bytes, ...] = ()
+    isolated: bool = False
+    attempt: int = 1
+    tried: frozenset[str] = frozenset()
+
+
+class TargetView(msgspec.Struct, frozen=True, kw_only=True):
+    """One target as the fleet view and the index describe it at this moment.
+
+    `reserved_prefill_tokens` and `num_reserved` are the work of other gateways. `live` is False
+    when neither lease nor probe vouches for it. `max_model_len` None is unknown. `isolates`: it
+    honours `cache_salt`. Rates are tokens per second, None when never measured.
+    """
+
+    target: Target
+    mode: TrustMode = "FALLBACK"
+    matched_blocks: int = 0
+    pending_blocks: int = 0
+    reserved_prefill_tokens: int = 0
+    num_reserved: int = 0
+    prefill_tokens_per_s: float | None = None
+    decode_tokens_per_s: float | None = None
+    max_model_len: int | None = None
+    isolates: bool = True
+    draining: bool = False
+    live: bool = True
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """A target with everything that a policy may weigh; what a decision record shows of it.
+
+    `num_cached_tokens` are held now; `num_reusable_tokens` adds those that a running sibling is
+    about to write. `num_active` and `queued_prefill_tokens` count the work sent by all gateways.
+    `last_placed` is the ordinal of the newest placement there, 0 when there was none.
+    `expected_s` is the estimate of seconds to the first token, `queue_s` its waiting part.
+    """
+
+    target: Target
+    mode: TrustMode
+    num_cached_tokens: int
+    num_reusable_tokens: int
+    num_uncached_tokens: int
+    num_active: int
+    queued_prefill_tokens: int
+    last_placed: int
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    queue_s: float
+    expected_s: float
+    excluded: Exclusion | None = None
+    score: float | None = None
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True, tag="place"):
+    """Send it to `winner`; the planner counts it as running there until `finish`."""
+
+    winner: Candidate
+    policy: str
+    candidates: tuple[Candidate, ...]
+
+
+class Shed(msgspec.Struct, frozen=True, kw_only=True, tag="shed"):
+    """Every target that could serve it is too far behind; `retry_after_s` may find room."""
+
+    retry_after_s: float
+    candidates: tuple[Candidate, ...]
+
+
+class NoReplica(msgspec.Struct, frozen=True, kw_only=True, tag="no_replica"):
+    """Nothing can serve it now; `retry_after_s` None when only an operator can change that."""
+
+    reason: str
+    retry_after_s: float | None
+    candidates: tuple[Candidate, ...] = ()
+
+
+Decision = Place | Shed | NoReplica
+
+
+class Policy(Protocol):
+    """How one tenant's requests choose among targets that all guards have let through."""
+
+    @property
+    def name(self) -> str:
+        """The name in the configuration."""
+        ...
+
+    def score(self, candidate: Candidate) -> float:
+        """Rate a candidate; the lowest wins."""
+        ...
+
+    def tolerance(self, best: float) -> float:
+        """Return how far above the best score a candidate still ties with it."""
+        ...

@@ -1,0 +1,151 @@
+"""Folds the stream of a replica of ours into the one answer of a request that is not streamed.
+
+Because it is a stream underneath, the gateway knows when the first token came, notices a hung
+replica early, and can start again elsewhere until the very end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from engine.frontend.openai import (
+    AssistantMessage,
+    ChatChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChoice,
+    OpenAIFinishReason,
+    Usage,
+)
+from kvindex.foundation.errors import WireError
+from router.request.body import Endpoint
+
+
+@dataclass(slots=True)
+class _Choice:
+    text: list[str] = field(default_factory=list)
+    finish_reason: OpenAIFinishReason | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+    def add(
+        self,
+        text: str,
+        *,
+        finish_reason: OpenAIFinishReason | None,
+        stop_reason: str | int | UnsetType | None,
+        token_ids: list[int] | UnsetType,
+    ) -> None:
+        self.text.append(text)
+        self.finish_reason = finish_reason or self.finish_reason
+        if stop_reason is not UNSET and stop_reason is not None:
+            self.stop_reason = stop_reason
+        if token_ids is not UNSET:
+            self.token_ids = [*(self.token_ids or []), *token_ids]
+
+
+class ChunkFold:
+    """Chunks in, in order; `result` when the stream has ended with [DONE].
+
+    Raises WireError when the replica sent something that is no chunk, or ended unfinished.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._choices: dict[int, _Choice] = {}
+        self._first: ChatCompletionChunk | Completion | None = None
+        self._usage: Usage | None = None
+        self._prompt_token_ids: list[int] | UnsetType = UNSET
+
+    def add(self, data: bytes) -> None:
+        """Take one chunk."""
+        chunk: ChatCompletionChunk | Completion
+        try:
+            if self._endpoint == "chat/completions":
+                chunk = msgspec.json.decode(data, type=ChatCompletionChunk)
+            else:
+                chunk = msgspec.json.decode(data, type=Completion)
+        except msgspec.DecodeError as error:
+            raise WireError(f"chunk of a replica: {error}") from None
+        self._first = self._first or chunk
+        self._usage = chunk.usage or self._usage
+        if isinstance(chunk, ChatCompletionChunk):
+            self._add_chat(chunk)
+        else:
+            self._add_completion(chunk)
+
+    def result(self) -> ChatCompletion | Completion:
+        """Return the whole answer."""
+        if self._first is None or self._usage is None:
+            raise WireError("stream of a replica: it ended without a chunk or without usage")
+        if isinstance(self._first, ChatCompletionChunk):
+            return ChatCompletion(
+                id=self._first.id,
+                created=self._first.created,
+                model=self._first.model,
+                choices=[self._chat_choice(i) for i in sorted(self._choices)],
+                usage=self._usage,
+                prompt_token_ids=self._prompt_token_ids,
+            )
+        return Completion(
+            id=self._first.id,
+            created=self._first.created,
+            model=self._first.model,
+            choices=[self._completion_choice(i) for i in sorted(self._choices)],
+            usage=self._usage,
+        )
+
+    def _add_chat(self, chunk: ChatCompletionChunk) -> None:
+        if chunk.prompt_token_ids is not UNSET:
+            self._prompt_token_ids = chunk.prompt_token_ids
+        for part in chunk.choices:
+            self._choices.setdefault(part.index, _Choice()).add(
+                part.delta.content or "",
+                finish_reason=part.finish_reason,
+                stop_reason=part.stop_reason,
+                token_ids=part.token_ids,
+            )
+
+    def _add_completion(self, chunk: Completion) -> None:
+        for part in chunk.choices:
+            choice = self._choices.setdefault(part.index, _Choice())
+            choice.add(
+                part.text,
+                finish_reason=part.finish_reason,
+                stop_reason=part.stop_reason,
+                token_ids=part.token_ids,
+            )
+            if part.prompt_token_ids is not UNSET:
+                choice.prompt_token_ids = part.prompt_token_ids
+
+    def _chat_choice(self, index: int) -> ChatChoice:
+        choice = self._choices[index]
+        return ChatChoice(
+            index=index,
+            message=AssistantMessage(content="".join(choice.text)),
+            finish_reason=_finished(choice, index),
+            stop_reason=choice.stop_reason,
+            token_ids=choice.token_ids,
+        )
+
+    def _completion_choice(self, index: int) -> CompletionChoice:
+        choice = self._choices[index]
+        return CompletionChoice(
+            index=index,
+            text="".join(choice.text),
+            finish_reason=_finished(choice, index),
+            stop_reason=choice.stop_reason,
+            token_ids=choice.token_ids,
+            prompt_token_ids=choice.prompt_token_ids,
+        )
+
+
+def _finished(choice: _Choice, index: int) -> OpenAIFinishReason:
+    if choice.finish_reason is None:
+        raise WireError(f"stream of a replica: choice {index} ended without a finish reason")
+    return choice.finish_reason

@@ -1,0 +1,114 @@
+"""From a body to token ids and block hashes: once per request, and never on the event loop.
+
+It knows one model's encoder and hash scheme at a time, and nothing of replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+
+import msgspec
+
+from engine.frontend.openai import ChatCompletionRequest, CompletionRequest
+from engine.frontend.params import requested_max_tokens, resolve_max_tokens
+from engine.frontend.parse import parse_chat_request, parse_completion_request
+from engine.frontend.prompt import PromptEncoder
+from kvindex.hashing import HashScheme, hash_tokens
+from router.request.body import Endpoint
+
+CHARS_PER_TOKEN = 4
+"""The usual estimate where no tokenizer is at hand; it weighs load, it is never reported."""
+
+_WAITING_PER_THREAD = 64
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """A request in tokens. `prompts` is empty where no tokenizer was at hand.
+
+    `hashes` are those of the first prompt; `num_total_tokens` is the longest prompt and the output
+    that was asked for.
+    """
+
+    prompts: list[list[int]] = []
+    hashes: tuple[bytes, ...] = ()
+    num_prompt_tokens: int
+    num_total_tokens: int
+
+
+class Preparer:
+    """Runs preparation on a bounded pool of threads, with a bounded line before it."""
+
+    def __init__(self, executor: Executor, *, num_threads: int) -> None:
+        self._executor = executor
+        self._line = asyncio.Semaphore(num_threads * _WAITING_PER_THREAD)
+
+    async def prepare(
+        self,
+        body: bytes,
+        endpoint: Endpoint,
+        *,
+        encoder: PromptEncoder | None,
+        max_model_len: int | None,
+        scheme: HashScheme,
+        cache_salt: str,
+    ) -> Prepared:
+        """Check, render, tokenize and hash a request; raise RequestError naming what is wrong."""
+        loop = asyncio.get_running_loop()
+        async with self._line:
+            return await loop.run_in_executor(
+                self._executor,
+                _prepare,
+                body,
+                endpoint,
+                encoder,
+                max_model_len,
+                scheme,
+                cache_salt,
+            )
+
+
+def estimate(body: bytes, *, num_output_tokens: int | None) -> Prepared:
+    """Guess the size of a request whose tokens nobody here can count."""
+    num_prompt_tokens = max(1, len(body) // CHARS_PER_TOKEN)
+    return Prepared(num_prompt_tokens=num_prompt_tokens, num_total_tokens=num_output_tokens or 1)
+
+
+def _prepare(
+    body: bytes,
+    endpoint: Endpoint,
+    encoder: PromptEncoder | None,
+    max_model_len: int | None,
+    scheme: HashScheme,
+    cache_salt: str,
+) -> Prepared:
+    request: ChatCompletionRequest | CompletionRequest
+    if endpoint == "chat/completions":
+        request = parse_chat_request(body)
+    else:
+        request = parse_completion_request(body)
+    requested = requested_max_tokens(request)
+    if encoder is None:
+        return estimate(body, num_output_tokens=requested)
+    if isinstance(request, ChatCompletionRequest):
+        prompts = [encoder.chat(request)]
+    else:
+        prompts = encoder.completion(request)
+    longest = max(map(len, prompts))
+    hashes = hash_tokens(prompts[0], scheme, cache_salt=cache_salt)
+    if len(prompts) > 1:
+        # The engine computes the last token of each prompt; the planner sees only their sum.
+        del hashes[(len(prompts[0]) - 1) // scheme.block_size :]
+    if max_model_len is not None:
+        resolve_max_tokens(
+            requested,
+            num_prompt_tokens=longest,
+            max_model_len=max_model_len,
+            param="messages" if isinstance(request, ChatCompletionRequest) else "prompt",
+        )
+    return Prepared(
+        prompts=prompts,
+        hashes=tuple(hashes),
+        num_prompt_tokens=sum(map(len, prompts)),
+        num_total_tokens=longest + (requested or 1),
+    )

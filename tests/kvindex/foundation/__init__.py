@@ -1,0 +1,1 @@
+"""Tests of configuration, logging and process ties."""

@@ -1,0 +1,1 @@
+"""Tests of launching and supervising a fleet."""

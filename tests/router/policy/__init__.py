@@ -1,0 +1,1 @@
+"""Tests of placement, without any network."""

@@ -1,0 +1,210 @@
+"""Small random models in Hugging Face folders, and ways to run requests on them.
+
+`transformers` writes the folders and is the reference; our code only reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.frontend.sampling_params import SamplingParams
+from engine.messages import EngineOutput, EngineRequest
+from engine.output import NewRequestData, SchedulerOutput
+from kvindex.foundation.clock import VirtualClock
+from worker.executors.uniproc import UniprocExecutor
+
+VOCAB_SIZE = 320
+
+_CONFIGS = {
+    "llama": transformers.LlamaConfig,
+    "mistral": transformers.MistralConfig,
+    "qwen2": transformers.Qwen2Config,
+}
+
+
+def write_tiny_model(folder: Path, *, family: str = "llama", **overrides: object) -> Path:
+    """Write a random model of two layers whose logits lie well apart; returns the folder."""
+    settings: dict[str, object] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 72,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.2,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 2,
+    }
+    settings |= {"sliding_window": None} if family == "mistral" else {}
+    config = _CONFIGS[family](**{**settings, **overrides})
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).float()  # type: ignore[no-untyped-call]
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.5)
+    model.save_pretrained(folder)
+    write_byte_tokenizer(folder)
+    return folder
+
+
+def write_byte_tokenizer(folder: Path) -> None:
+    """Write a tokenizer of single bytes."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+
+
+def load_reference(folder: Path, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    """Load the folder with transformers."""
+    model: torch.nn.Module = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    return model.eval()
+
+
+def reference_greedy(model: torch.nn.Module, prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """Return what `generate` continues the prompt with, end tokens ignored."""
+    with torch.inference_mode():
+        output = model.generate(  # type: ignore[operator]
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    tokens: list[int] = output[0, len(prompt) :].tolist()
+    return tokens
+
+
+def random_prompts(count: int, *, lengths: Sequence[int], vocab_size: int) -> list[list[int]]:
+    """Return prompts of the given lengths in turn."""
+    generator = torch.Generator().manual_seed(7)
+    return [
+        torch.randint(3, vocab_size, (lengths[i % len(lengths)],), generator=generator).tolist()
+        for i in range(count)
+    ]
+
+
+def greedy(num_tokens: int) -> SamplingParams:
+    """Parameters for exactly `num_tokens` greedy tokens."""
+    return SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, seed=0)
+
+
+def executor_for(
+    folder: Path, *, dtype: str = "float32", num_blocks: int = 512, num_threads: int = 1
+) -> UniprocExecutor:
+    """Load a folder in this process."""
+    return UniprocExecutor(
+        folder,
+        dtype=dtype,
+        engine_config=EngineConfig(),
+        num_threads=num_threads,
+        num_blocks=num_blocks,
+    )
+
+
+class EngineRun:
+    """An engine core over an executor, driven to the end of its requests.
+
+    Request ids are made unique, so an executor can be reused by one run after another.
+    `before_step` is called with the core between steps.
+    """
+
+    _runs = 0
+
+    def __init__(
+        self,
+        executor: UniprocExecutor,
+        config: EngineConfig,
+        before_step: Callable[[EngineCore], None] | None = None,
+    ) -> None:
+        self.core = EngineCore(config, executor, VirtualClock())
+        self._before_step = before_step
+        self.num_cached: list[int] = []
+        EngineRun._runs += 1
+        self._prefix = f"run{EngineRun._runs}-"
+        self._count = 0
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | Sequence[SamplingParams]
+    ) -> list[list[int]]:
+        """Run prompts together; return their tokens, and keep `num_cached` of each."""
+        each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
+        ids = []
+        for prompt, parameters in zip(prompts, each, strict=True):
+            ids.append(f"{self._prefix}{self._count}")
+            self._count += 1
+            self.core.add(
+                EngineRequest(
+                    request_id=ids[-1],
+                    prompt_token_ids=list(prompt),
+                    sampling=parameters,
+                    eos_token_ids=(2,),
+                )
+            )
+        return self._drain(ids)
+
+    def _drain(self, ids: list[str]) -> list[list[int]]:
+        tokens: dict[str, list[int]] = {request_id: [] for request_id in ids}
+        cached: dict[str, int] = {}
+        while self.core.has_work:
+            if self._before_step is not None:
+                self._before_step(self.core)
+            for output in self.core.step():
+                self._take(output, tokens, cached)
+        self.core.step()  # tells the runner to drop the last
+        self.num_cached = [cached[request_id] for request_id in ids]
+        return [tokens[request_id] for request_id in ids]
+
+    @staticmethod
+    def _take(output: EngineOutput, tokens: dict[str, list[int]], cached: dict[str, int]) -> None:
+        assert output.error is None, output.error
+        tokens[output.request_id] += output.token_ids
+        if output.num_cached_tokens is not None:
+            cached[output.request_id] = output.num_cached_tokens
+
+
+def step_of(
+    *,
+    new: Sequence[NewRequestData] = (),
+    scheduled: dict[str, int] | None = None,
+    computed: dict[str, int] | None = None,
+    blocks: dict[str, list[int]] | None = None,
+    dropped: Sequence[str] = (),
+) -> SchedulerOutput:
+    """Write one step by hand."""
+    return SchedulerOutput(
+        step=1,
+        new_requests=list(new),
+        new_block_ids=blocks or {},
+        num_scheduled_tokens=scheduled or {},
+        num_computed_tokens=computed or {},
+        dropped_request_ids=list(dropped),
+    )
+
+
+def new_request(
+    request_id: str, token_ids: Sequence[int], block_ids: Sequence[int], *, num_computed: int = 0
+) -> NewRequestData:
+    """Describe a greedy request whose known tokens are all prompt."""
+    return NewRequestData(
+        request_id=request_id,
+        token_ids=list(token_ids),
+        num_prompt_tokens=len(token_ids),
+        num_computed_tokens=num_computed,
+        block_ids=list(block_ids),
+        sampling=SamplingParams(temperature=0.0),
+    )

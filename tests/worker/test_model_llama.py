@@ -1,0 +1,81 @@
+"""The model's logits equal those of transformers on the same folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.worker.model_fixtures import VOCAB_SIZE, load_reference, random_prompts, write_tiny_model
+from worker.cpu.attention import AttentionPlan, chunk_of, slots_of
+from worker.model.config import read_model_config
+from worker.model.llama import KVCache, load_llama
+
+BLOCK_SIZE = 16
+MAX_DIFFERENCE = 1e-3
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def our_logits(folder: Path, token_ids: list[int], chunk_sizes: list[int]) -> torch.Tensor:
+    """Compute all logits of a prompt, chunk by chunk, over scattered blocks."""
+    config = read_model_config(folder)
+    model = load_llama(folder, config, dtype=torch.float32, num_positions=512)
+    shape = (config.num_layers, 64, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
+    cache = KVCache(torch.full(shape, torch.nan), torch.full(shape, torch.nan))
+    block_ids = np.random.default_rng(1).permutation(np.arange(1, 64, dtype=np.int32))
+    logits, start = [], 0
+    for size in chunk_sizes:
+        positions = np.arange(start, start + size)
+        chunk = chunk_of(
+            start=0, end=size, num_computed=start, block_ids=block_ids, block_size=BLOCK_SIZE
+        )
+        slots = torch.from_numpy(slots_of(block_ids, positions, BLOCK_SIZE))
+        logits.append(
+            model.forward(
+                torch.tensor(token_ids[start : start + size]),
+                torch.from_numpy(positions),
+                cache=cache,
+                plan=AttentionPlan(slots, [chunk], []),
+                rows=torch.arange(size),
+            )
+        )
+        start += size
+    return torch.cat(logits)
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [
+        ("llama", {}),
+        ("llama", {"tie_word_embeddings": True}),
+        ("llama", {"num_key_value_heads": 6, "rms_norm_eps": 1e-3}),
+        ("llama", {"rope_parameters": LLAMA3_ROPE}),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0}},
+        ),
+        ("mistral", {}),
+        ("qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    ],
+)
+def test_logits_equal_transformers_in_one_chunk_and_in_many(
+    tmp_path: Path, family: str, overrides: dict[str, object]
+) -> None:
+    folder = write_tiny_model(tmp_path, family=family, **overrides)
+    (prompt,) = random_prompts(1, lengths=[150], vocab_size=VOCAB_SIZE)
+    with torch.inference_mode():
+        expected = load_reference(folder)(torch.tensor([prompt])).logits[0]
+        whole = our_logits(folder, prompt, [150])
+        chunked = our_logits(folder, prompt, [1, 40, 16, 93])
+    assert (whole - expected).abs().max() <= MAX_DIFFERENCE
+    assert (chunked - expected).abs().max() <= MAX_DIFFERENCE

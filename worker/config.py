@@ -1,0 +1,60 @@
+"""Settings of one replica: which model, in what precision, and where its front listens.
+
+It is read before torch is imported, and knows nothing of scheduling (that is EngineConfig).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from kvindex.foundation.errors import ConfigError
+
+DType = Literal["auto", "float32", "bfloat16"]
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The model of a replica, its memory, its listener and its life signs.
+
+    `model` is "demo" or a Hugging Face folder. `dtype` "auto" is chosen by
+    `worker.model.dtypes.resolve_dtype` from the CPU and the checkpoint. `num_threads` 0 uses all
+    cores. `kv_cache_memory_bytes` None applies the rule of `worker.runner.memory`. `cache_dir`
+    None is the user's cache directory. `events_endpoint` may end in `:*` for a free port.
+    """
+
+    model: str = "demo"
+    served_model_name: str | None = None
+    dtype: DType = "auto"
+    num_threads: int = 0
+    kv_cache_memory_bytes: int | None = None
+    cache_dir: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 8100
+    api_key: str | None = None
+    events_endpoint: str = "tcp://127.0.0.1:*"
+    enable_events: bool = True
+    lease_s: float = 10.0
+    renew_s: float = 2.0
+    drain_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.num_threads < 0:
+            raise ConfigError(
+                f"worker.num_threads is {self.num_threads}; use 0 (all cores) or more"
+            )
+        if self.kv_cache_memory_bytes is not None and self.kv_cache_memory_bytes <= 0:
+            raise ConfigError(
+                f"worker.kv_cache_memory_bytes is {self.kv_cache_memory_bytes}; use a positive "
+                "number of bytes, or leave it out"
+            )
+
+
+def cache_directory(configured: str | None) -> Path:
+    """Return where converted models are kept: as configured, else the user's cache directory."""
+    if configured is not None:
+        return Path(configured).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "prefixfleet"

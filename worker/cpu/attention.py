@@ -1,0 +1,136 @@
+"""Causal attention over a paged KV cache, in plain torch operations.
+
+Queries of one request are a chunk; requests with a single query are grouped by context length.
+Arithmetic is float32 whatever the cache holds. It knows block tables, not requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn import functional as F
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+_GROUP_TOKENS = 16_384
+"""Context tokens (padding included) gathered at a time for a group of decode rows."""
+
+
+@dataclass(slots=True, frozen=True)
+class Chunk:
+    """Consecutive queries of one request: rows [start, end) of the batch."""
+
+    start: int
+    end: int
+    slots: torch.Tensor  # [context] int64
+    mask: torch.Tensor  # [end - start, context] bool, True = may look
+
+
+@dataclass(slots=True, frozen=True)
+class DecodeGroup:
+    """Requests with one query each and contexts of similar length.
+
+    What lies beyond a context reads slot 0: it belongs to the null block, which nobody writes, so
+    it is zero. Any other slot may hold a NaN, and a masked NaN still poisons the sum.
+    """
+
+    rows: torch.Tensor  # [requests] int64, rows of the batch
+    slots: torch.Tensor  # [requests, context] int64, padded with 0
+    mask: torch.Tensor  # [requests, 1, 1, context] bool, True = may look
+
+
+@dataclass(slots=True, frozen=True)
+class AttentionPlan:
+    """Where the tokens of a step write their KV and what each of them may read.
+
+    A slot is `block_id * block_size + offset`.
+    """
+
+    slots: torch.Tensor  # [tokens] int64
+    chunks: Sequence[Chunk]
+    groups: Sequence[DecodeGroup]
+
+
+def chunk_of(
+    *, start: int, end: int, num_computed: int, block_ids: Int32Array, block_size: int
+) -> Chunk:
+    """Plan the queries of a request that follow `num_computed` tokens of context."""
+    num_queries = end - start
+    positions = np.arange(num_computed + num_queries)
+    slots = slots_of(block_ids, positions, block_size)
+    mask = torch.ones(num_queries, len(positions), dtype=torch.bool).tril(num_computed)
+    return Chunk(start, end, torch.from_numpy(slots), mask)
+
+
+def decode_groups(
+    *, rows: Int64Array, num_context: Int64Array, block_tables: Int32Array, block_size: int
+) -> list[DecodeGroup]:
+    """Group decode rows by context length, so that padding and memory stay bounded."""
+    order = np.argsort(-num_context, kind="stable")
+    groups: list[DecodeGroup] = []
+    first = 0
+    while first < len(order):
+        longest = int(num_context[order[first]])
+        members = order[first : first + max(1, _GROUP_TOKENS // longest)]
+        positions = np.arange(longest)
+        inside = positions < num_context[members, None]
+        slots = np.where(inside, slots_of(block_tables[members], positions, block_size), 0)
+        mask = torch.from_numpy(inside)[:, None, None, :]
+        groups.append(DecodeGroup(torch.from_numpy(rows[members]), torch.from_numpy(slots), mask))
+        first += len(members)
+    return groups
+
+
+def slots_of(block_ids: Int32Array, positions: Int64Array, block_size: int) -> Int64Array:
+    """Return the slots of positions under a block table [..., blocks], or under several."""
+    blocks = block_ids[..., positions // block_size].astype(np.int64)
+    return blocks * block_size + positions % block_size
+
+
+def paged_attention(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: AttentionPlan
+) -> torch.Tensor:
+    """Attend every query to its own context; keys and values must already hold it.
+
+    query [tokens, heads, head_dim]; keys, values [blocks, block_size, kv_heads, head_dim] of one
+    layer; result [tokens, heads, head_dim] in the query's precision.
+    """
+    keys, values = keys.flatten(0, 1), values.flatten(0, 1)
+    result = torch.empty_like(query)
+    for chunk in plan.chunks:
+        result[chunk.start : chunk.end] = _attend_chunk(query, keys, values, chunk)
+    for group in plan.groups:
+        result[group.rows] = _attend_group(query, keys, values, group)
+    return result
+
+
+def _attend_chunk(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, chunk: Chunk
+) -> torch.Tensor:
+    q = query[chunk.start : chunk.end].float().transpose(0, 1)
+    k = keys.index_select(0, chunk.slots).float().transpose(0, 1)
+    v = values.index_select(0, chunk.slots).float().transpose(0, 1)
+    out = F.scaled_dot_product_attention(
+        q[None], k[None], v[None], attn_mask=chunk.mask, enable_gqa=True
+    )
+    return out[0].transpose(0, 1).to(query.dtype)
+
+
+def _attend_group(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: DecodeGroup
+) -> torch.Tensor:
+    """Treat the query heads that share a KV head as the queries of that head."""
+    num_requests, num_context = group.slots.shape
+    _, num_kv_heads, head_dim = keys.shape
+    shape = (num_requests, num_context, num_kv_heads, head_dim)
+    slots = group.slots.flatten()
+    k = keys.index_select(0, slots).float().view(shape).transpose(1, 2)
+    v = values.index_select(0, slots).float().view(shape).transpose(1, 2)
+    q = query[group.rows].float().view(num_requests, num_kv_heads, -1, head_dim)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask)
+    return out.reshape(num_requests, -1, head_dim).to(query.dtype)

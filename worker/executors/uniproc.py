@@ -1,0 +1,170 @@
+"""The executor that runs a model in this process, on this machine's CPU.
+
+It loads, measures and warms up at construction; what to compute is decided by the scheduler.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import logging
+import time
+from pathlib import Path
+
+import torch
+
+from engine.config import EngineConfig
+from engine.executor import ExecutorInfo
+from engine.frontend.sampling_params import SamplingParams
+from engine.output import ModelRunnerOutput, NewRequestData, SchedulerOutput
+from worker.cpu.machine import available_memory_bytes, num_cores
+from worker.model.config import ModelConfig, read_model_config
+from worker.model.dtypes import dtype_name, resolve_dtype
+from worker.model.llama import load_llama
+from worker.model.weights import weights_digest
+from worker.runner.memory import KVCachePlan, default_kv_bytes, plan_kv_cache
+from worker.runner.model_runner import ModelRunner
+
+logger = logging.getLogger("prefixfleet.worker.executor")
+
+_WARM_UP_ID = "warm-up"
+_WARM_UP_TOKENS = 16
+
+
+class UniprocExecutor:
+    """One model in one process.
+
+    `num_threads` 0 uses every core this process may run on. `num_blocks` overrides
+    `kv_cache_memory_bytes`, which overrides the default share of free memory. Raises
+    DependencyError or ConfigError when the folder cannot be served.
+    """
+
+    def __init__(
+        self,
+        model_folder: str | Path,
+        *,
+        dtype: str,
+        engine_config: EngineConfig,
+        num_threads: int = 0,
+        kv_cache_memory_bytes: int | None = None,
+        num_blocks: int | None = None,
+    ) -> None:
+        started = time.perf_counter()
+        torch.set_num_threads(num_threads or num_cores())
+        folder = Path(model_folder)
+        config = read_model_config(folder)
+        precision = resolve_dtype(dtype)
+        plan = _plan(
+            config,
+            precision,
+            engine_config,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
+            num_blocks=num_blocks,
+        )
+        model = load_llama(folder, config, dtype=precision, num_positions=plan.max_model_len)
+        self._runner: ModelRunner | None = ModelRunner(
+            model,
+            num_blocks=plan.num_blocks,
+            block_size=engine_config.block_size,
+            max_num_seqs=engine_config.max_num_seqs,
+            max_model_len=plan.max_model_len,
+        )
+        self.info = ExecutorInfo(
+            num_blocks=plan.num_blocks,
+            max_model_len=plan.max_model_len,
+            vocab_size=config.vocab_size,
+            execution_digest=execution_digest(folder, precision),
+        )
+        _warm_up(self._runner, engine_config.block_size, plan)
+        logger.info(
+            "model ready folder=%s dtype=%s threads=%d num_blocks=%d max_model_len=%d took_s=%.1f",
+            folder,
+            dtype_name(precision),
+            torch.get_num_threads(),
+            plan.num_blocks,
+            plan.max_model_len,
+            time.perf_counter() - started,
+        )
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """Compute one step."""
+        assert self._runner is not None, "the executor is closed"
+        return self._runner.execute(step)
+
+    def close(self) -> None:
+        """Give weights and KV cache back. Idempotent."""
+        self._runner = None
+        gc.collect()
+
+
+def execution_digest(folder: Path, dtype: torch.dtype) -> str:
+    """Return the sha256 (hex) of what decides the tokens: weights, config, dtype, KV dtype."""
+    digest = hashlib.sha256()
+    digest.update(weights_digest(folder).encode())
+    digest.update((folder / "config.json").read_bytes())
+    digest.update(f"\0dtype={dtype_name(dtype)} kv={dtype_name(dtype)}".encode())
+    return digest.hexdigest()
+
+
+def _plan(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    engine_config: EngineConfig,
+    *,
+    kv_cache_memory_bytes: int | None,
+    num_blocks: int | None,
+) -> KVCachePlan:
+    """Size the KV cache, which has the precision of the weights."""
+    bytes_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+    kv_bytes = kv_cache_memory_bytes
+    if kv_bytes is None:
+        kv_bytes = default_kv_bytes(available_memory_bytes())
+    return plan_kv_cache(
+        kv_bytes=kv_bytes,
+        bytes_per_block=bytes_per_token * engine_config.block_size,
+        block_size=engine_config.block_size,
+        num_blocks=num_blocks,
+        model_limit=config.max_position,
+        configured_limit=engine_config.max_model_len,
+    )
+
+
+def _warm_up(runner: ModelRunner, block_size: int, plan: KVCachePlan) -> None:
+    """Run one chunk and one decode, so that no client waits for first-time work.
+
+    It writes block 1, which nobody has been given yet.
+    """
+    num_tokens = min(_WARM_UP_TOKENS, block_size - 1, plan.max_model_len - 1)
+    if num_tokens < 1:
+        return
+    request = NewRequestData(
+        request_id=_WARM_UP_ID,
+        token_ids=[0] * num_tokens,
+        num_prompt_tokens=num_tokens,
+        num_computed_tokens=0,
+        block_ids=[1],
+        sampling=SamplingParams(temperature=0.0),
+    )
+    runner.execute(_step(new=[request], scheduled=num_tokens, computed=0))
+    runner.execute(_step(new=[], scheduled=1, computed=num_tokens))
+    runner.execute(
+        SchedulerOutput(
+            step=0,
+            new_requests=[],
+            new_block_ids={},
+            num_scheduled_tokens={},
+            num_computed_tokens={},
+            dropped_request_ids=[_WARM_UP_ID],
+        )
+    )
+
+
+def _step(*, new: list[NewRequestData], scheduled: int, computed: int) -> SchedulerOutput:
+    return SchedulerOutput(
+        step=0,
+        new_requests=new,
+        new_block_ids={},
+        num_scheduled_tokens={_WARM_UP_ID: scheduled},
+        num_computed_tokens={_WARM_UP_ID: computed},
+        dropped_request_ids=[],
+    )

@@ -1,0 +1,81 @@
+"""The running requests of a runner: tokens, progress and block tables in arrays.
+
+A request keeps one slot for as long as it runs, so nothing is moved or compacted. It is a fold of
+the scheduler's outputs and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.output import NewRequestData
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+
+class RequestTable:
+    """State of at most `max_num_seqs` requests, indexed by slot.
+
+    Must hold: `num_computed[slot] <= num_tokens[slot]`, and the block table covers every token
+    that has been scheduled.
+    """
+
+    def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
+        max_blocks = -(-max_model_len // block_size)
+        # One more than a sequence may hold: the token sampled from the last position.
+        self.token_ids: Int32Array = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
+        self.block_ids: Int32Array = np.zeros((max_num_seqs, max_blocks), np.int32)
+        self.num_blocks: Int64Array = np.zeros(max_num_seqs, np.int64)
+        self.num_tokens: Int64Array = np.zeros(max_num_seqs, np.int64)
+        self.num_prompt_tokens: Int64Array = np.zeros(max_num_seqs, np.int64)
+        self.num_computed: Int64Array = np.zeros(max_num_seqs, np.int64)
+        self._slot_of: dict[str, int] = {}
+        self._free = list(reversed(range(max_num_seqs)))
+
+    def __len__(self) -> int:
+        return len(self._slot_of)
+
+    def slots(self, request_ids: Sequence[str]) -> Int64Array:
+        """Return the slots of running requests, in the order given."""
+        return np.array([self._slot_of[request_id] for request_id in request_ids], np.int64)
+
+    def drop(self, request_id: str) -> None:
+        """Forget a request; an id that never reached this runner is ignored.
+
+        A request may be finished before the step that would have introduced it.
+        """
+        slot = self._slot_of.pop(request_id, None)
+        if slot is not None:
+            self._free.append(slot)
+
+    def add(self, request: NewRequestData) -> int:
+        """Take in a new (or preempted and resumed) request; return its slot."""
+        assert request.request_id not in self._slot_of, f"{request.request_id} runs already"
+        slot = self._free.pop()
+        self._slot_of[request.request_id] = slot
+        num_tokens = len(request.token_ids)
+        self.token_ids[slot, :num_tokens] = request.token_ids
+        self.num_tokens[slot] = num_tokens
+        self.num_prompt_tokens[slot] = request.num_prompt_tokens
+        self.num_computed[slot] = request.num_computed_tokens
+        self.num_blocks[slot] = 0
+        self._extend(slot, request.block_ids)
+        return slot
+
+    def extend(self, request_id: str, block_ids: Sequence[int]) -> None:
+        """Append blocks to the table of a running request."""
+        self._extend(self._slot_of[request_id], block_ids)
+
+    def append(self, slot: int, token_id: int) -> None:
+        """Append a sampled token."""
+        self.token_ids[slot, self.num_tokens[slot]] = token_id
+        self.num_tokens[slot] += 1
+
+    def _extend(self, slot: int, block_ids: Sequence[int]) -> None:
+        start = self.num_blocks[slot]
+        self.block_ids[slot, start : start + len(block_ids)] = block_ids
+        self.num_blocks[slot] = start + len(block_ids)

@@ -1,0 +1,149 @@
+"""One client request on its way through a replica: its prompts, its choices, its folds.
+
+Preparing is pure and runs off the event loop; choices.py runs what is prepared here. It knows
+no HTTP beyond the bytes of a body.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import uuid
+from dataclasses import dataclass, field
+
+from engine.frontend.errors import RequestError
+from engine.frontend.openai import ChatCompletionRequest, CompletionRequest, Usage, usage_of
+from engine.frontend.output_fold import Delta, OutputFold
+from engine.frontend.params import check_token_ids, sampling_params
+from engine.frontend.prompt import PromptEncoder
+from engine.messages import EngineInfo, EngineOutput, EngineRequest
+
+GenerateRequest = ChatCompletionRequest | CompletionRequest
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+
+
+@dataclass(slots=True)
+class Choice:
+    """One choice: what the engine is asked, and what has come of it."""
+
+    index: int
+    request: EngineRequest
+    fold: OutputFold
+    num_cached_tokens: int = 0
+
+    def push(self, output: EngineOutput) -> Delta:
+        """Fold one engine output; RequestError when the engine gave up on the request."""
+        reason = output.finish_reason
+        if reason == "error" or reason == "abort":
+            raise RequestError(
+                output.error_kind or "internal", output.error or "the engine ended the request"
+            )
+        if output.num_cached_tokens is not None:
+            self.num_cached_tokens = output.num_cached_tokens
+        return self.fold.push(
+            output.token_ids, finish_reason=reason, stop_token_id=output.stop_token_id
+        )
+
+
+@dataclass(slots=True)
+class Generation:
+    """A prepared request. Choice i belongs to prompt i // n."""
+
+    request: GenerateRequest
+    request_id: str
+    prompts: list[list[int]]
+    choices: list[Choice] = field(default_factory=list)
+
+    def usage(self) -> Usage:
+        """Sum up; of each prompt, the first choice tells what was cached."""
+        return usage_of(
+            num_prompt_tokens=sum(map(len, self.prompts)),
+            num_output_tokens=sum(len(choice.fold.token_ids) for choice in self.choices),
+            num_cached_tokens=sum(
+                choice.num_cached_tokens for choice in self.choices[:: self.request.n]
+            ),
+        )
+
+    def prompt_of(self, choice: Choice) -> list[int]:
+        """Return the prompt that a choice continues."""
+        return self.prompts[choice.index // self.request.n]
+
+
+class Preparer:
+    """Turns requests into generations for one engine. Thread-safe.
+
+    `trusts_extension` says that callers proved to be the fleet's gateway: only then is the
+    `prefixfleet` field obeyed.
+    """
+
+    def __init__(self, prompts: PromptEncoder, info: EngineInfo, *, trusts_extension: bool) -> None:
+        self._prompts = prompts
+        self._info = info
+        self._trusts_extension = trusts_extension
+
+    def prepare(self, request: GenerateRequest, *, request_id: str) -> Generation:
+        """Render, tokenize and check; raise RequestError naming the field that is wrong."""
+        extension = request.prefixfleet
+        if extension is not None:
+            if not self._trusts_extension:
+                raise RequestError(
+                    "invalid_request",
+                    "prefixfleet: only a gateway may send this field, with the internal token",
+                    param="prefixfleet",
+                )
+            request_id = extension.request_id
+        generation = Generation(request, request_id, self._prompt_token_ids(request))
+        self._add_choices(generation)
+        return generation
+
+    def _prompt_token_ids(self, request: GenerateRequest) -> list[list[int]]:
+        extension = request.prefixfleet
+        if extension is not None and extension.prompt_token_ids is not None:
+            ids = extension.prompt_token_ids
+            param = "prefixfleet.prompt_token_ids"
+            if not ids:
+                raise RequestError("invalid_request", f"{param}: must not be empty", param=param)
+            if isinstance(request, CompletionRequest) and len(request.prompts) != 1:
+                problem = "stands for one prompt, but several were sent"
+                raise RequestError("invalid_request", f"{param}: {problem}", param=param)
+            check_token_ids(ids, vocab_size=self._info.vocab_size, param=param)
+            return [ids]
+        if isinstance(request, ChatCompletionRequest):
+            return [self._prompts.chat(request)]
+        return self._prompts.completion(request)
+
+    def _add_choices(self, generation: Generation) -> None:
+        request, extension = generation.request, generation.request.prefixfleet
+        encoder = self._prompts.encoder
+        drawn = extension.seed if extension is not None else None
+        seed = secrets.randbits(63) if drawn is None else drawn
+        # Two clients may use one request id at a time: the engine sees another for each.
+        unique = f"{generation.request_id}-{uuid.uuid4().hex[:8]}"
+        for prompt_token_ids in generation.prompts:
+            params = sampling_params(
+                request,
+                num_prompt_tokens=len(prompt_token_ids),
+                max_model_len=self._info.max_model_len,
+                vocab_size=self._info.vocab_size,
+                seed=seed,
+            )
+            for i in range(request.n):
+                index = len(generation.choices)
+                engine_request = EngineRequest(
+                    request_id=f"{unique}-{index}",
+                    prompt_token_ids=prompt_token_ids,
+                    sampling=params,
+                    eos_token_ids=encoder.eos_token_ids,
+                    choice=i,
+                    cache_salt=extension.cache_salt if extension else request.cache_salt,
+                )
+                fold = OutputFold(encoder, prompt_token_ids, params)
+                generation.choices.append(Choice(index, engine_request, fold))
+
+
+def choose_request_id(offered: str | None) -> str:
+    """Return the client's request id if it is harmless to log and echo, else a new one."""
+    if offered is not None and _SANE_ID.fullmatch(offered):
+        return offered
+    return uuid.uuid4().hex
