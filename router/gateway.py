@@ -21,6 +21,7 @@ from aiohttp import web
 
 from kvindex.foundation.clock import SystemClock
 from kvindex.foundation.errors import ConfigError, DependencyError
+from kvindex.foundation.logs import setup_logging
 from kvindex.redis_connect import connect
 from kvindex.redis_index import RedisIndex
 from kvindex.redis_registry import RedisRegistry
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="router.gateway", description="Run one gateway.")
     parser.add_argument("--config-json", required=True, type=Path, metavar="FILE")
     arguments = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    setup_logging("gateway")
     try:
         spec = load_spec(arguments.config_json)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:

@@ -37,14 +37,12 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 def health_of(gateway: Gateway) -> Health:
     """Describe a gateway."""
     replicas = gateway.view.replicas
-    index = gateway.index
+    configured, reason = gateway.index is not None, gateway.view.store_down_reason
     return Health(
         status="draining" if gateway.admission.draining else "ok",
         mode=gateway.view.mode,
         index=IndexHealth(
-            configured=index is not None,
-            reachable=index is not None and index.is_up,
-            reason=index.down_reason if index is not None else None,
+            configured=configured, reachable=configured and reason is None, reason=reason
         ),
         num_replicas=len(replicas),
         num_live_replicas=sum(replica.live for replica in replicas),

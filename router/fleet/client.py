@@ -18,6 +18,7 @@ from kvindex.foundation.errors import PrefixFleetError
 FailureCause = Literal["connect", "timeout", "lost", "status"]
 
 _MAX_ERROR_BYTES = 64 * 1024
+_DRAIN_S = 0.5
 _ANSWERS_OF_THE_CLIENTS_MAKING = frozenset({400, 405, 409, 413, 415, 422})
 
 
@@ -79,6 +80,17 @@ class Upstream:
                 yield chunk
         except (aiohttp.ClientError, OSError) as error:
             raise _lost(self._replica, error) from None
+
+    async def drain(self) -> None:
+        """Read what follows the end marker, so that the connection can serve the next request.
+
+        A replica that says more than that within a short while loses the connection instead.
+        """
+        try:
+            async with asyncio.timeout(_DRAIN_S):
+                await self._response.content.read(_MAX_ERROR_BYTES)
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            return
 
 
 class ReplicaClient:

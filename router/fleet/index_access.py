@@ -39,6 +39,11 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     attempt: int
 
+    @property
+    def key(self) -> ReservationKey:
+        """What the index knows it by."""
+        return self.target, self.request_id, self.attempt
+
 
 class IndexAccess:
     """Indexes by pool behind one circuit: they live in one store, so they fail together.
@@ -63,6 +68,7 @@ class IndexAccess:
         self._indexes: dict[str, PrefixIndex] = {}
         self._undelivered: dict[Release, None] = {}
         self._own = OwnReservations()
+        self._sent: set[ReservationKey] = set()  # Perhaps in the store, and not yet released.
         self._num_timeouts = 0
         self.down_reason: str | None = None
 
@@ -81,6 +87,9 @@ class IndexAccess:
 
     async def reserve(self, pool: str, reservation: Reservation) -> None:
         """Announce work to the other gateways, as far as the store can be reached."""
+        if self.down_reason is not None:
+            return
+        self._sent.add((reservation.target, reservation.request_id, reservation.attempt))
 
         async def reserve() -> bool:
             await self._index(pool).reserve(reservation)
@@ -101,6 +110,8 @@ class IndexAccess:
 
     async def release(self, release: Release) -> None:
         """Withdraw a reservation, now or when the store is back."""
+        if release.key not in self._sent:
+            return  # The store has never heard of it.
         self._undelivered[release] = None
         await self._try("release", lambda: self._deliver(release))
 
@@ -111,8 +122,11 @@ class IndexAccess:
     async def probe(self, pools: Sequence[str]) -> None:
         """Renew this gateway's lease in every pool, which also finds out whether the store is up.
 
-        To be called every second or so by one task; it alone closes the circuit.
+        To be called every second or so by one task; it alone closes the circuit. Without pools it
+        learns nothing and changes nothing.
         """
+        if not pools:
+            return
         try:
             async with asyncio.timeout(self._timeout_s * _PROBE_TIMEOUTS):
                 for pool in pools:
@@ -138,9 +152,9 @@ class IndexAccess:
         return index
 
     async def _deliver(self, release: Release) -> None:
-        key = (release.target, release.request_id, release.attempt)
-        await self._index(release.pool).release(*key, written=False)
-        self._own.released(key)
+        await self._index(release.pool).release(*release.key, written=False)
+        self._own.released(release.key)
+        self._sent.discard(release.key)
         self._undelivered.pop(release, None)
 
     async def _try(self, name: str, call: Callable[[], Awaitable[ResultT]]) -> ResultT | None:

@@ -74,6 +74,12 @@ class FleetView:
         return self._index is not None and self._index.is_up
 
     @property
+    def store_down_reason(self) -> str | None:
+        """Why the shared stores do not answer, None while they do or where there are none."""
+        index_reason = self._index.down_reason if self._index is not None else None
+        return index_reason or self.registry_down_reason
+
+    @property
     def mode(self) -> TrustMode:
         """The worst mode of any live replica; FALLBACK while the index is away."""
         modes = {self.mode_of(replica) for replica in self.replicas if replica.live}

@@ -28,7 +28,9 @@ def engine(invocation: Invocation) -> NoReturn:
     config = load_fleet_config(invocation.config_file, overrides)
     worker = config.plain("worker")
     require_free(worker["host"], worker["port"], flag="--port")
-    model = prepare_model(worker["model"], cache_dir=worker["cache_dir"], say=_say)
+    model = prepare_model(
+        worker["model"], dtype=worker["dtype"], cache_dir=worker["cache_dir"], say=_say
+    )
     settings = ReplicaSettings(
         replica_id=f"engine-{worker['port']}",
         host=worker["host"],
@@ -37,7 +39,7 @@ def engine(invocation: Invocation) -> NoReturn:
         served_models=tuple(
             flags.served_model_name or [worker["served_model_name"] or model.model]
         ),
-        dtype=worker["dtype"],
+        dtype=model.dtype,
         num_threads=worker["num_threads"] or threads_per_replica(1),
         engine=config.plain("engine"),
         kv_cache_memory_bytes=worker["kv_cache_memory_bytes"],

@@ -22,20 +22,25 @@ _EXIT_CONFIG = 2
 
 
 class PreparedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the model is and what it is called; other fields of the answer are not needed here."""
+    """Where the model is, what it is called, and what its precision comes to on this machine.
+
+    Other fields of the answer are not needed here.
+    """
 
     folder: str
     model: str
+    dtype: str
 
 
 def prepare_model(
-    model: str, *, cache_dir: str | None, say: Callable[[str], None]
+    model: str, *, dtype: str, cache_dir: str | None, say: Callable[[str], None]
 ) -> PreparedModel:
     """Return the folder of a model, "demo" or a path; takes about 10 s at the very first time.
 
     Raises ConfigError or DependencyError with the one line that the preparation ended with.
     """
     argv = [sys.executable, "-P", "-m", "worker.model.prepare", "--model", model, "--json"]
+    argv += ["--dtype", dtype]
     if cache_dir is not None:
         argv += ["--cache-dir", cache_dir]
     with subprocess.Popen(
@@ -57,12 +62,12 @@ def prepare_model(
         raise DependencyError(f"model preparation answered {answer[:200]!r}: {error}") from None
 
 
-def scripted_model(model: str) -> PreparedModel:
+def scripted_model(model: str, *, dtype: str) -> PreparedModel:
     """Return a folder that needs a tokenizer only, for the scripted executor."""
     folder = Path(model).expanduser().absolute()
     if not (folder / "tokenizer.json").is_file():
         raise ConfigError(f"{folder}: no tokenizer.json; the scripted executor needs a tokenizer")
-    return PreparedModel(folder=str(folder), model=folder.name)
+    return PreparedModel(folder=str(folder), model=folder.name, dtype=dtype)
 
 
 def _relayed(stream: IO[str], say: Callable[[str], None]) -> Iterator[str]:

@@ -96,7 +96,9 @@ def _with_embedded(redis: RedisConfig, url: str) -> RedisConfig:
 
 def threads_per_replica(num_replicas: int) -> int:
     """Divide the cores that this process may use: at least one each."""
-    return max(1, len(os.sched_getaffinity(0)) // num_replicas)
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)) // num_replicas)
+    return max(1, (os.cpu_count() or 1) // num_replicas)
 
 
 def _replicas(
@@ -117,7 +119,7 @@ def _replicas(
             port=port,
             model_folder=model.folder,
             served_models=(worker["served_model_name"] or model.model,),
-            dtype=worker["dtype"],
+            dtype=model.dtype,
             num_threads=worker["num_threads"] or threads_per_replica(fleet.replicas),
             engine=config.plain("engine"),
             kv_cache_memory_bytes=worker["kv_cache_memory_bytes"],

@@ -118,8 +118,10 @@ def _run(config: LoadedConfig, run_dir: RunDirectory, known_keys: dict[str, str]
 def _prepare(config: LoadedConfig, progress: Progress) -> PreparedModel:
     worker = config.plain("worker")
     if config.section("fleet", FleetConfig).executor == "scripted" and worker["model"] != "demo":
-        return scripted_model(worker["model"])
-    return prepare_model(worker["model"], cache_dir=worker["cache_dir"], say=progress.say)
+        return scripted_model(worker["model"], dtype=worker["dtype"])
+    return prepare_model(
+        worker["model"], dtype=worker["dtype"], cache_dir=worker["cache_dir"], say=progress.say
+    )
 
 
 def _fleet_file(plan: FleetPlan, *, run_dir: RunDirectory, keys: dict[str, str]) -> FleetFile:

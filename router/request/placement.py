@@ -7,6 +7,7 @@ decision alone.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import msgspec
 
@@ -17,7 +18,7 @@ from router.fleet.index_access import IndexAccess, Release
 from router.fleet.replica import Replica
 from router.fleet.view import FleetView
 from router.policy.planner import Outcome, Planner
-from router.policy.types import Candidate, Place, PlanRequest, Shed
+from router.policy.types import Candidate, NoReplica, Place, PlanRequest, Shed
 from router.request.background import Background
 from router.request.job import AttemptRecord, Job
 from router.request.prepare import Prepared
@@ -80,13 +81,16 @@ class Placer:
 
         The decision is appended to the attempts of the job.
         """
-        replicas = {replica.id: replica for replica in self._view.serving(job.head.model)}
-        scheme = next((r.pool.scheme for r in replicas.values() if r.pool is not None), None)
-        matches = await self._match(replicas, prepared) if scheme is not None else None
+        model = job.head.model
+        pools = {r.pool.id: r.pool for r in self._view.serving(model) if r.pool is not None}
+        matches = await self._match(sorted(pools), prepared) if pools else None
+        # From here to the plan nothing waits: views and replicas are of one moment.
+        replicas = {replica.id: replica for replica in self._view.serving(model)}
+        scheme = next((pool.scheme for pool in pools.values()), None)
         request = PlanRequest(
             request_id=job.unique_id,
             tenant=job.tenant.name,
-            model=job.head.model,
+            model=model,
             num_prompt_tokens=prepared.num_prompt_tokens,
             num_total_tokens=prepared.num_total_tokens,
             block_size=scheme.block_size if scheme is not None and prepared.hashes else None,
@@ -95,21 +99,11 @@ class Placer:
             attempt=attempt,
             tried=job.tried,
         )
-        views = self._view.views(job.head.model, matches)
+        views = self._view.views(model, matches)
         decision = self._planner.plan(request, views, self._clock.monotonic())
         job.attempts.append(AttemptRecord(attempt=attempt, decision=decision))
-        if isinstance(decision, Shed):
-            raise RequestError(
-                "overloaded",
-                f"every replica of {job.head.model} is too far behind; try again later",
-                retry_after_s=decision.retry_after_s,
-            )
         if not isinstance(decision, Place):
-            raise RequestError(
-                "no_replica",
-                f"no replica can serve {job.head.model} now: {decision.reason}",
-                retry_after_s=decision.retry_after_s,
-            )
+            raise _refusal(model, decision)
         placement = Placement(
             self,
             unique_id=job.unique_id,
@@ -142,15 +136,12 @@ class Placer:
             )
             self._background.start(self._index.release(release))
 
-    async def _match(
-        self, replicas: dict[str, Replica], prepared: Prepared
-    ) -> list[TargetMatch] | None:
+    async def _match(self, pools: Sequence[str], prepared: Prepared) -> list[TargetMatch] | None:
         """Ask the index of every pool that serves the model, nearly always one."""
         if self._index is None:
             return None
-        pools = {replica.pool.id for replica in replicas.values() if replica.pool is not None}
         answers = await asyncio.gather(
-            *(self._index.match(pool, prepared.hashes) for pool in sorted(pools))
+            *(self._index.match(pool, prepared.hashes) for pool in pools)
         )
         known = [answer for answer in answers if answer is not None]
         if len(known) < len(answers):
@@ -185,6 +176,14 @@ class Placer:
         except BaseException:
             placement.finish("abandoned")
             raise
+
+
+def _refusal(model: str, decision: Shed | NoReplica) -> RequestError:
+    if isinstance(decision, Shed):
+        message = f"every replica of {model} is too far behind; try again later"
+        return RequestError("overloaded", message, retry_after_s=decision.retry_after_s)
+    message = f"no replica can serve {model} now: {decision.reason}"
+    return RequestError("no_replica", message, retry_after_s=decision.retry_after_s)
 
 
 def note_failure(job: Job, failure: str) -> None:

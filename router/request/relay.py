@@ -121,6 +121,7 @@ class Relay:
                 raise ReplicaFailure("lost", f"{self._replica}: {error}") from None
             for event in events:
                 if event.comment is None and await self._take(event):
+                    await upstream.drain()
                     return
         raise ReplicaFailure("lost", f"{self._replica} ended its stream without [DONE]")
 

@@ -188,3 +188,25 @@ def test_the_embedded_redis_comes_back_with_its_data_when_it_is_killed(
     until(lambda: fleet.file.redis.pid not in (None, pid), "a new Redis")
     assert fleet.post("/v1/completions", body()).status == 200
     until(lambda: all(r["mode"] == "EXACT" for r in replicas(fleet).values()), "all EXACT")
+
+
+def test_the_gateway_comes_back_by_itself_and_knows_at_once_who_holds_what(
+    fleet: FleetProcess,
+) -> None:
+    """Its first decision after a restart is as good as the last one before."""
+    warm = fleet.post("/v1/completions", body(seed=120))
+    pid = fleet.file.gateway.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: fleet.file.gateway.pid not in (None, pid), "a new gateway")
+    until(lambda: answers(f"{fleet.file.url}/ready"), "it is ready")
+    again = fleet.post("/v1/completions", body(seed=120))
+    assert (predicted(again), cached(again)) == (656, 656)
+    assert replica_of(again) == replica_of(warm)
+
+
+def answers(url: str) -> bool:
+    try:
+        return http(url).status == 200
+    except OSError:
+        return False

@@ -8,10 +8,13 @@ from typing import Any
 import aiohttp
 import pytest
 
+from kvindex.index import Reservation, Target
+from router.policy.types import Place
 from tests.conditions import until
 from tests.router.fake_replica import Behaviour
 from tests.router.running_gateway import (
     ACME_KEY,
+    POOL_ID,
     Running,
     chat,
     completion,
@@ -182,3 +185,45 @@ async def test_the_prefill_stops_counting_at_the_first_token() -> None:
         assert (account.num_active, account.prefill_tokens) == (1, 0)
         await hang_up(response)
         await running.nothing_runs()
+
+
+@pytest.mark.fault("router-36")
+async def test_a_request_that_has_ended_is_not_held_against_its_replica() -> None:
+    # Its release may still be on the way to the index when the next request is planned.
+    async with running_gateway(replicas=1) as running:
+        for i in range(20):
+            _, _, headers = await running.post("/v1/completions", completion(f"{i}"))
+            record = running.gateway.decisions.get(headers["x-request-id"])
+            assert record is not None
+            (attempt,) = record.attempts
+            assert isinstance(attempt.decision, Place)
+            winner = attempt.decision.winner
+            assert (winner.num_active, winner.queued_prefill_tokens) == (0, 0)
+
+
+@pytest.mark.fault("router-36")
+async def test_the_work_of_another_gateway_counts_beside_the_own() -> None:
+    async with running_gateway(gateway_spec(default_policy="least_load")) as running:
+        index = running.stores.index(POOL_ID)
+        await index.touch_gateway("gw-other", lease_s=60.0)
+        for i in range(3):
+            reservation = Reservation(
+                request_id=f"foreign-{i}",
+                attempt=1,
+                target=Target("r0"),
+                gateway="gw-other",
+                prefill_tokens=10,
+                num_blocks=1,
+            )
+            await index.reserve(reservation)
+        hold = asyncio.Event()
+        for replica in running.replicas:
+            replica.behaviour = Behaviour(hold=hold)
+        calls = [
+            asyncio.create_task(running.post("/v1/completions", completion(f"{i}")))
+            for i in range(5)
+        ]
+        await until(lambda: sum(replica.num_running for replica in running.replicas) == 5)
+        assert [replica.num_running for replica in running.replicas] == [1, 4]
+        hold.set()
+        await asyncio.gather(*calls)

@@ -137,6 +137,7 @@ async def test_a_gateway_starts_while_the_index_is_down_and_joins_when_it_comes(
         assert (status, answer["error"]["code"]) == (503, "no_available_replica")
         async with running.session.get(running.url + "/ready") as response:
             assert response.status == 503
+            assert (await response.json())["index"]["reachable"] is False
         stores.down = False
         await running.add(FakeReplica("r0"))
         status, _, _ = await running.post("/v1/completions", completion("x"))

@@ -204,16 +204,17 @@ async def test_a_long_wait_is_bridged_by_comments_and_an_error_after_them_is_an_
 
 @pytest.mark.fault("router-46")
 async def test_a_stuck_replica_holds_up_nobody_else() -> None:
-    async with running_gateway(gateway_spec(default_policy="round_robin")) as running:
+    spec = gateway_spec(default_policy="round_robin", connect_timeout_s=30.0)
+    async with running_gateway(spec) as running:
         hold = asyncio.Event()
         running.replicas[0].behaviour = Behaviour(hold=hold)
         stuck = [
             asyncio.create_task(running.post("/v1/completions", completion(f"s{i}")))
             for i in range(240)
         ]
-        await until(lambda: running.replicas[0].num_running == 120)
-        await until(lambda: len(running.replicas[1].bodies) == 120)
-        await until(lambda: sum(task.done() for task in stuck) == 120)
+        await until(lambda: running.replicas[0].num_running == 120, seconds=20.0)
+        await until(lambda: len(running.replicas[1].bodies) == 120, seconds=20.0)
+        await until(lambda: sum(task.done() for task in stuck) == 120, seconds=20.0)
         hold.set()
         assert {status for status, _, _ in await asyncio.gather(*stuck)} == {200}
         assert running.num_active() == 0

@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from router.cli import COMMANDS, main
+from router.launch.fleet_file import read_fleet_file, write_fleet_file
 from router.launch.ports import any_free_port
+from router.launch.run_dir import RunDirectory
+from tests.router.launch.test_run_dir import fleet_file
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -156,6 +159,21 @@ def test_a_port_in_use_is_one_line_that_says_what_to_do(
         f"prefixfleet: port {port} on 127.0.0.1 is in use; stop what listens there, or choose "
         "another with --port (`--port 0` takes any free one)\n"
     )
+
+
+def test_a_start_that_fails_leaves_the_keys_of_the_run_before(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run_dir = RunDirectory(Path("run"))
+    run_dir.create()
+    before = fleet_file()
+    write_fleet_file(run_dir, before)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert run(capsys, "up", "--run-dir", "run", "--port", port)[0] == 3
+    assert read_fleet_file(run_dir) == before
+    assert [path.name for path in run_dir.path.glob("fleet*")] == ["fleet.json"]
+    assert run_dir.owner_pid() is None
 
 
 def test_doctor_finds_a_port_in_use_and_says_it_in_json(

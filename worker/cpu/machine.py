@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
+_CPUINFO = Path("/proc/cpuinfo")
+_NATIVE_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16"})
 
 
 def num_cores() -> int:
@@ -32,11 +34,13 @@ def available_memory_bytes() -> int:
 
 
 def has_native_bfloat16() -> bool:
-    """Tell whether matrix products in bfloat16 run on instructions of their own."""
-    import torch
-
-    capabilities = torch.cpu.get_capabilities()
-    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+    """Tell whether matrix products in bfloat16 run on instructions of their own (x86, Linux)."""
+    try:
+        lines = _CPUINFO.read_text().splitlines()
+    except OSError:
+        return False
+    flags = next((line.split() for line in lines if line.startswith("flags")), [])
+    return not _NATIVE_BFLOAT16.isdisjoint(flags)
 
 
 def _meminfo_available() -> int:

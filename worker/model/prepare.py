@@ -15,6 +15,7 @@ import msgspec
 
 from kvindex.foundation.errors import ConfigError, DependencyError
 from worker.config import cache_directory
+from worker.model.auto_dtype import auto_dtype
 from worker.model.demo import MODEL_NAME, demo_model
 from worker.model.folder import ModelFolder, check_model_folder
 
@@ -35,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="prepare", description="Get a model ready to serve.")
     parser.add_argument("--model", required=True, help="'demo' or a Hugging Face folder")
     parser.add_argument("--cache-dir", help="where the converted demo model is kept")
+    parser.add_argument("--dtype", help="with --json: say what this precision means here")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args(argv)
     try:
@@ -47,7 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return _EXIT_CONFIG if isinstance(error, ConfigError) else _EXIT_DEPENDENCY
     if arguments.json:
-        print(msgspec.json.encode(folder).decode())
+        answer = msgspec.to_builtins(folder)
+        if arguments.dtype is not None:
+            answer["dtype"] = auto_dtype() if arguments.dtype == "auto" else arguments.dtype
+        print(msgspec.json.encode(answer).decode())
     else:
         print(f"{folder.model} ({folder.architecture}) is ready in {folder.folder}")
     return 0

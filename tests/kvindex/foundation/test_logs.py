@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvindex.foundation.logs import setup_logging, quoted
+from kvindex.foundation.logs import quoted, setup_logging
 
 
 @pytest.fixture

@@ -58,6 +58,14 @@ class Fleet:
         (state,) = await self.index.states()
         return state
 
+    async def wait_record(self) -> None:
+        """Wait until the registry has a record."""
+
+        async def is_there() -> bool:
+            return len(await self.registry.records()) == 1
+
+        await until_true(is_there)
+
     async def wait_matched(self, num_blocks: int) -> None:
         """Wait until the index credits the target with that much of PROMPT."""
 
@@ -108,6 +116,7 @@ async def test_a_replica_registers_tells_its_blocks_and_leaves(
     async with fleet_with_replica(private_redis, tmp_path) as (fleet, replica):
         state = await fleet.wait_state(mode="EXACT")
         assert state.target == Target("r0")
+        await fleet.wait_record()
         (record,) = await fleet.registry.records()
         check_record(record, IDENTITY, SCHEME)
         assert (record.url, record.epoch) == (replica.url, state.epoch)
@@ -132,7 +141,7 @@ async def test_an_emptied_redis_is_filled_again(private_redis: RedisServer, tmp_
         assert await complete(replica) == 32
         private_redis.start()
         await fleet.wait_matched(2)
-        assert len(await fleet.registry.records()) == 1
+        await fleet.wait_record()
 
 
 @pytest.mark.slow

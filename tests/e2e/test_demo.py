@@ -1,0 +1,118 @@
+"""The demo as a user gets it: a real model on two replicas, started twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from router.launch.config import demo_config_file
+from tests.e2e.fleet_process import REPOSITORY, FleetProcess, http, until
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+]
+
+RULES = "A reader may borrow ten books for four weeks, and extend each loan twice. " * 40
+
+
+def demo(folder: Path) -> FleetProcess:
+    config = yaml.safe_load(demo_config_file().read_text())
+    config["router"] = {"port": 0, "admin_port": 0}
+    config["worker"] |= {"dtype": "float32", "port": 18300}
+    return FleetProcess(folder, config)
+
+
+def chat(question: str, **more: object) -> dict[str, object]:
+    messages = [{"role": "system", "content": RULES}, {"role": "user", "content": question}]
+    return {
+        "model": "SmolLM2-135M-Instruct",
+        "messages": messages,
+        "max_tokens": 16,
+        "temperature": 0,
+        **more,
+    }
+
+
+def seconds_to_ready(fleet: FleetProcess) -> float:
+    line = next(line for line in fleet.output.splitlines() if line.startswith("ready after"))
+    return float(line.split()[2])
+
+
+def is_busy() -> bool:
+    """Tell whether others compute here too: two replicas that start make a load of 2."""
+    return os.getloadavg()[0] > 2.0 + len(os.sched_getaffinity(0)) / 2
+
+
+def test_the_demo_answers_hits_its_cache_isolates_tenants_and_starts_again_quickly(
+    tmp_path: Path,
+) -> None:
+    fleet = demo(tmp_path).start()
+    try:
+        first = fleet.post("/v1/chat/completions", chat("How many books may I borrow?"))
+        again = fleet.post("/v1/chat/completions", chat("How long may I keep a book?"))
+        other = fleet.post(
+            "/v1/chat/completions", chat("How long may I keep a book?"), tenant="globex"
+        )
+        assert first.status == again.status == other.status == 200, first.body
+        assert first.body["choices"][0]["message"]["content"]
+        cached = [
+            reply.body["usage"]["prompt_tokens_details"]["cached_tokens"]
+            for reply in (first, again, other)
+        ]
+        assert cached[0] == cached[2] == 0
+        assert cached[1] >= 512
+        assert cached[1] % 16 == 0
+        assert again.headers["x-prefixfleet-cached-tokens-predicted"] == str(cached[1])
+        assert again.headers["x-prefixfleet-replica"] == first.headers["x-prefixfleet-replica"]
+        assert fleet.stop(signal.SIGTERM) == 0
+        fleet.start()
+        assert seconds_to_ready(fleet) <= 20.0 or is_busy()
+        assert http(f"{fleet.file.url}/v1/models", key=fleet.key()).status == 200
+    finally:
+        fleet.kill()
+
+
+def test_a_gateway_stands_in_front_of_engines_that_know_nothing_of_it(tmp_path: Path) -> None:
+    """`prefixfleet gateway --replica` before a lone `prefixfleet engine`, in FALLBACK."""
+    engine = _spawn(tmp_path, "engine", "demo", "--port", "18310", "--max-model-len", "1024")
+    try:
+        until(lambda: _is_up("http://127.0.0.1:18310/health"), "the engine is up", within_s=90)
+        gateway = _spawn(
+            tmp_path,
+            *("gateway", "--replica", "http://127.0.0.1:18310", "--port", "18311"),
+            *("--admin-port", "18312", "--run-dir", str(tmp_path / "run")),
+        )
+        try:
+            until(lambda: _is_up("http://127.0.0.1:18311/ready"), "the gateway is up")
+            body = chat("Hello", messages=[{"role": "user", "content": "Hello"}])
+            reply = http("http://127.0.0.1:18311/v1/chat/completions", body=body)
+            assert reply.status == 200, reply.body
+            assert reply.headers["x-prefixfleet-mode"] == "FALLBACK"
+            assert reply.body["usage"]["completion_tokens"] <= 16
+        finally:
+            gateway.send_signal(signal.SIGTERM)
+            assert gateway.wait(30) == 0
+    finally:
+        engine.send_signal(signal.SIGTERM)
+        assert engine.wait(30) == 0
+
+
+def _spawn(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+    with (folder / f"{words[0]}.log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "router.cli", *words], cwd=REPOSITORY, stdout=log, stderr=log
+        )
+
+
+def _is_up(url: str) -> bool:
+    try:
+        return http(url).status == 200
+    except OSError:
+        return False
