@@ -10,7 +10,9 @@ from kvindex.hashing import HashScheme
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How an engine schedules and caches; sizes in tokens unless named otherwise.
 
-    `max_model_len` 0 takes the model's own limit. `max_num_batched_tokens` bounds a step.
+    `max_model_len` 0 takes the model's own limit. `max_num_batched_tokens` bounds a step; so does
+    `max_step_s` (seconds, 0 = off), by the prefill speed measured so far: aborts and newcomers
+    wait for the running step.
     `watermark` is the share of blocks kept free when a waiting request is admitted.
     """
 
@@ -20,6 +22,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_model_len: int = 0
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
+    max_step_s: float = 0.5
     max_num_queued_reqs: int = 4096
     watermark: float = 0.01
     check_integrity: bool = False

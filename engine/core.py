@@ -65,7 +65,9 @@ class EngineCore:
     def step(self) -> list[EngineOutput]:
         """Schedule, execute and take in one step."""
         started = self._clock.monotonic()
-        scheduled = self.scheduler.schedule()
+        scheduled = self.scheduler.schedule(
+            max_tokens=self.rates.tokens_within(self.config.max_step_s)
+        )
         if scheduled.num_scheduled_tokens:
             output = self.executor.execute(scheduled)
             num_prefill = self._num_prefill_tokens(scheduled)

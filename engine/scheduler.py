@@ -66,10 +66,14 @@ class Scheduler:
             if request is not None:
                 self._finish(request)
 
-    def schedule(self) -> SchedulerOutput:
-        """Plan one step; an empty one when nothing can run."""
+    def schedule(self, *, max_tokens: int | None = None) -> SchedulerOutput:
+        """Plan one step; an empty one when nothing can run.
+
+        `max_tokens` narrows the configured token budget for this step.
+        """
         self.step += 1
-        plan = _Plan(budget=self.config.max_num_batched_tokens)
+        budget = self.config.max_num_batched_tokens
+        plan = _Plan(budget=budget if max_tokens is None else min(budget, max_tokens))
         preempted = self._schedule_running(plan)
         if not preempted:
             self._schedule_waiting(plan)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 _SMOOTHING = 0.2
 _MIN_PREFILL_TOKENS = 32
+_FIRST_STEP_TOKENS = 128
 
 
 @dataclass(slots=True)
@@ -45,6 +46,17 @@ class StepRates:
         elif num_decode_tokens and not num_prefill_tokens:
             rate = num_decode_tokens / step_s
             self.decode_tokens_per_s = _blend(self.decode_tokens_per_s, rate)
+
+    def tokens_within(self, step_s: float) -> int | None:
+        """Return how many tokens a step of `step_s` seconds may compute, None for any number.
+
+        Never fewer than 32, so that prefill always advances; 128 while nothing was measured.
+        """
+        if step_s <= 0:
+            return None
+        if self.prefill_tokens_per_s == 0:
+            return _FIRST_STEP_TOKENS
+        return max(_MIN_PREFILL_TOKENS, int(self.prefill_tokens_per_s * step_s))
 
 
 def _blend(old: float, new: float) -> float:

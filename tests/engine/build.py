@@ -32,6 +32,7 @@ def make_core(
         watermark=watermark,
         enable_prefix_caching=caching,
         max_model_len=max_model_len,
+        max_step_s=0.0,
         check_integrity=check_integrity,
     )
     executor = ScriptedExecutor(num_blocks=num_blocks, block_size=BLOCK_SIZE)
