@@ -35,7 +35,7 @@ def make_request(i: int, num_tokens: int) -> Request:
     source = EngineRequest(
         request_id=f"r{i}", prompt_token_ids=tokens, sampling=SamplingParams(max_tokens=10_000)
     )
-    return Request.admit(source, SCHEME)
+    return Request.admit(source, SCHEME, arrival=i)
 
 
 def step(scheduler: Scheduler) -> None:

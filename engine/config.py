@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from kvindex.hashing import HashScheme
+
+QueuePolicy = Literal["fcfs", "priority", "fair"]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -14,6 +18,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `max_step_s` (seconds, 0 = off), by the prefill speed measured so far: aborts and newcomers
     wait for the running step.
     `watermark` is the share of blocks kept free when a waiting request is admitted.
+    `policy` orders admission (waiting_queue.py); `aging_arrivals` is its aging, 0 = none.
+    `max_bypass`: so many requests may be admitted before one that does not fit yet.
+    `max_prefill_share`: the part of a step that one prompt may take while others want it too.
+    `max_preemptions`: a request preempted so often comes back only with all its blocks reserved.
     """
 
     block_size: int = 16
@@ -25,6 +33,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_step_s: float = 0.5
     max_num_queued_reqs: int = 4096
     watermark: float = 0.01
+    policy: QueuePolicy = "fair"
+    aging_arrivals: int = 64
+    max_bypass: int = 16
+    max_prefill_share: float = 0.5
+    max_preemptions: int = 3
     check_integrity: bool = False
 
     @property

@@ -47,6 +47,7 @@ class EngineCore:
             config, self.kv_cache, max_model_len=self.max_model_len, counters=self.counters
         )
         self._num_steps = 0
+        self._num_added = 0
 
     @property
     def has_work(self) -> bool:
@@ -56,7 +57,8 @@ class EngineCore:
     def add(self, source: EngineRequest) -> None:
         """Queue a request; raise RequestError when it can never be served, or not now."""
         self._validate(source)
-        self.scheduler.add(Request.admit(source, self.config.hash_scheme))
+        self._num_added += 1
+        self.scheduler.add(Request.admit(source, self.config.hash_scheme, arrival=self._num_added))
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Forget requests; their blocks are free at once. Unknown ids are ignored."""

@@ -80,9 +80,9 @@ class KVCacheManager:
         """Tell whether some running request is still about to commit the hash."""
         return block_hash in self._writers
 
-    def can_fit(self, request: Request, hit: list[Block], *, spare_blocks: int) -> bool:
-        """Tell whether all known tokens fit, with `spare_blocks` left over; changes nothing."""
-        needed = self._num_blocks(request.num_tokens) - len(hit)
+    def can_fit(self, hit: list[Block], *, num_tokens: int, spare_blocks: int) -> bool:
+        """Tell whether `num_tokens` fit after a hit, with `spare_blocks` left; changes nothing."""
+        needed = self._num_blocks(num_tokens) - len(hit)
         evictable_hits = sum(1 for block in hit if block.ref_cnt == 0)
         return needed + evictable_hits + spare_blocks <= self.pool.num_free
 

@@ -19,6 +19,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     `request_id` is unique among live requests (`{id}-{choice}`). `resume_token_ids` were emitted
     elsewhere before: they count as output, not as prompt. `seed` of `sampling` is always set.
+    Lower `priority` is more urgent; `tenant` and `weight` (> 0) matter to the fair order.
     """
 
     request_id: str
@@ -27,6 +28,9 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     eos_token_ids: tuple[int, ...] = ()
     choice: int = 0
     cache_salt: str | None = None
+    priority: int = 0
+    tenant: str | None = None
+    weight: float = 1.0
     resume_token_ids: list[int] = []
 
 

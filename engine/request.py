@@ -26,12 +26,15 @@ class RequestStatus(Enum):
 class Request:
     """Mutable state of a live request.
 
-    `token_ids`: prompt, then everything generated (resumed tokens included). `num_cached_tokens`:
-    prompt tokens found in the cache at first admission, None before it. `awaited_hash`: the block
-    hash that another running request is about to commit and this one waits for.
+    `arrival`: how many requests came before it. `token_ids`: prompt, then everything generated
+    (resumed tokens included). `num_cached_tokens`: prompt tokens found in the cache at first
+    admission, None before it. `awaited_hash`: the block hash that another running request is
+    about to commit and this one waits for.
+    `num_bypassed`: requests that were admitted although this one, before them, did not fit.
     """
 
     source: EngineRequest
+    arrival: int
     token_ids: list[int]
     num_prompt_tokens: int
     chain: HashChain
@@ -39,16 +42,17 @@ class Request:
     num_computed_tokens: int = 0
     num_cached_tokens: int | None = None
     num_preemptions: int = 0
+    num_bypassed: int = 0
     awaited_hash: bytes | None = None
     cached_reported: bool = field(default=False)
 
     @classmethod
-    def admit(cls, source: EngineRequest, scheme: HashScheme) -> Request:
+    def admit(cls, source: EngineRequest, scheme: HashScheme, *, arrival: int) -> Request:
         """Build a request and hash the full blocks of its known tokens."""
         tokens = [*source.prompt_token_ids, *source.resume_token_ids]
         chain = HashChain(scheme, cache_salt=source.cache_salt)
         chain.extend(tokens)
-        return cls(source, tokens, len(source.prompt_token_ids), chain)
+        return cls(source, arrival, tokens, len(source.prompt_token_ids), chain)
 
     @property
     def request_id(self) -> str:

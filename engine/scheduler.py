@@ -6,23 +6,30 @@ tokens, as far as the token budget goes. It is a pure state machine: no clock, n
 
 from __future__ import annotations
 
-from collections import deque
+import bisect
+import math
 from collections.abc import Iterable
 
+from engine.block import Block
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
+from engine.frontend.charge import charge
 from engine.kv_cache_manager import KVCacheManager
 from engine.messages import EngineOutput, FinishReason
 from engine.output import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from engine.request import Request, RequestStatus
 from engine.stats import EngineCounters
+from engine.waiting_queue import make_queue
+
+_MAX_FAILED_FITS = 8
 
 
 class Scheduler:
-    """First come, first served over one block pool; the newest running request is preempted first.
+    """Continuous batching over one block pool, admission in the order of the queue policy.
 
-    Call `schedule` and `update_from_output` in turn. NOTE: the oldest running request is never
-    preempted, and `max_model_len` fits into the pool, so some request always finishes.
+    Call `schedule` and `update_from_output` in turn. Running requests are kept in order of
+    importance. NOTE: the first of them is never preempted, one that was preempted often enough
+    holds all its blocks, and `max_model_len` fits into the pool; so some request always finishes.
     """
 
     def __init__(
@@ -39,7 +46,7 @@ class Scheduler:
         self.counters = counters
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []
-        self.waiting: deque[Request] = deque()
+        self.waiting = make_queue(config.policy, aging_arrivals=config.aging_arrivals)
         self.step = 0
         self._dropped: list[str] = []
 
@@ -57,7 +64,7 @@ class Scheduler:
         """Queue a request whose id is not live and which fits the model."""
         assert request.request_id not in self.requests
         self.requests[request.request_id] = request
-        self.waiting.append(request)
+        self.waiting.add(request)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Forget requests at whatever stage they are; unknown and finished ids are ignored."""
@@ -73,10 +80,15 @@ class Scheduler:
         """
         self.step += 1
         budget = self.config.max_num_batched_tokens
-        plan = _Plan(budget=budget if max_tokens is None else min(budget, max_tokens))
+        plan = _Plan(
+            budget=budget if max_tokens is None else min(budget, max_tokens),
+            share=self.config.max_prefill_share if len(self.requests) > 1 else 1.0,
+        )
+        self._yield_to_urgent()
         preempted = self._schedule_running(plan)
         if not preempted:
             self._schedule_waiting(plan)
+        self._spend_the_rest(plan)
         dropped, self._dropped = self._dropped, []
         return SchedulerOutput(
             step=self.step,
@@ -125,68 +137,173 @@ class Scheduler:
                 self._preempt(self.running[-1])
         return self.pool.reset()
 
+    def _yield_to_urgent(self) -> None:
+        """Preempt less urgent requests until the most urgent waiting one can be admitted.
+
+        Before anything is planned, so that nothing has to be taken back.
+        """
+        if self.config.policy != "priority" or not self.running:
+            return
+        urgent = next(self.waiting.candidates(), None)
+        while urgent is not None and not self._can_admit(urgent):
+            victim = self.running[-1]
+            is_protected = victim.num_preemptions >= self.config.max_preemptions
+            if is_protected or victim.source.priority <= urgent.source.priority:
+                return
+            self._preempt(victim)
+            if not self.running:
+                return
+
+    def _can_admit(self, request: Request) -> bool:
+        if len(self.running) >= self.config.max_num_seqs:
+            return False
+        hit = self.kv_cache.find_hit(request)
+        return self.kv_cache.can_fit(
+            hit, num_tokens=self._num_reserved(request), spare_blocks=self._spare_blocks
+        )
+
     def _schedule_running(self, plan: _Plan) -> bool:
-        """Let running requests go on, oldest first; True when one had to be preempted."""
+        """Let running requests go on, most important first; True when one was preempted."""
         preempted = False
         cursor = 0
         while cursor < len(self.running) and plan.budget > 0:
             request = self.running[cursor]
-            cursor += 1
-            num_new = min(request.num_tokens - request.num_computed_tokens, plan.budget)
+            num_new = plan.chunk_of(request)
             new_blocks = self.kv_cache.extend(request, request.num_computed_tokens + num_new)
             while new_blocks is None:
+                victim = self._choose_victim(cursor)
+                if victim is None:
+                    break
                 preempted = True
-                victim = self.running[-1]
-                assert victim is not self.running[0], "max_model_len does not fit into the pool"
                 self._preempt(victim)
                 if victim is request:
-                    return True
+                    break
                 new_blocks = self.kv_cache.extend(request, request.num_computed_tokens + num_new)
-            if new_blocks:
-                plan.new_block_ids[request.request_id] = [b.block_id for b in new_blocks]
-            self._plan_tokens(plan, request, num_new)
+            if request.status is RequestStatus.PREEMPTED:
+                continue
+            cursor += 1
+            if new_blocks is not None:
+                plan.add_blocks(request, new_blocks)
+                self._plan_tokens(plan, request, num_new)
         return preempted
 
+    def _choose_victim(self, cursor: int) -> Request | None:
+        """Return the running request that loses least work, of those not planned in this step.
+
+        Never the most important one, nor one that holds all its blocks; under `priority` only of
+        the least urgent level. None when there is none: then those that have blocks go on.
+        """
+        candidates = [
+            request
+            for request in self.running[max(cursor, 1) :]
+            if request.num_preemptions < self.config.max_preemptions
+        ]
+        if self.config.policy == "priority" and candidates:
+            lowest = max(request.source.priority for request in candidates)
+            candidates = [r for r in candidates if r.source.priority == lowest]
+        return min(candidates, key=lambda r: (r.num_computed_tokens, -r.arrival), default=None)
+
     def _schedule_waiting(self, plan: _Plan) -> None:
-        """Admit waiting requests in order; one that waits for a pending hash lets others pass."""
-        passed: list[Request] = []
-        while self.waiting and plan.budget > 0 and len(self.running) < self.config.max_num_seqs:
-            request = self.waiting[0]
+        """Admit waiting requests in the order of the policy.
+
+        One that waits for a pending hash lets others pass. One that does not fit lets a bounded
+        number of others pass, so that it neither idles the machine nor starves.
+        """
+        admitted: list[Request] = []
+        blocked: Request | None = None
+        num_failed = 0
+        for request in self.waiting.candidates():
+            if plan.budget <= 0 or len(self.running) >= self.config.max_num_seqs:
+                break
+            if blocked is not None and (
+                blocked.num_bypassed >= self.config.max_bypass or num_failed >= _MAX_FAILED_FITS
+            ):
+                break
             if request.awaited_hash and self.kv_cache.is_pending(request.awaited_hash):
-                passed.append(self.waiting.popleft())
                 continue
             hit = self.kv_cache.find_hit(request)
             request.awaited_hash = self.kv_cache.awaited(request, len(hit))
             if request.awaited_hash:
-                passed.append(self.waiting.popleft())
                 continue
-            spare = int(self.config.watermark * self.pool.num_usable) if self.running else 0
-            if not self.kv_cache.can_fit(request, hit, spare_blocks=spare):
-                break
-            self.waiting.popleft()
-            self._admit(plan, request, len(hit) * self.pool.block_size)
-            self.kv_cache.admit(request, hit)
-            num_new = min(request.num_tokens - request.num_computed_tokens, plan.budget)
-            new_blocks = self.kv_cache.extend(request, request.num_computed_tokens + num_new)
-            assert new_blocks is not None, "the whole request fits but its first chunk does not"
-            plan.add_new(request, [b.block_id for b in (*hit, *new_blocks)])
-            self._plan_tokens(plan, request, num_new)
-        self.waiting.extendleft(reversed(passed))
+            num_reserved = self._num_reserved(request)
+            if not self.kv_cache.can_fit(
+                hit, num_tokens=num_reserved, spare_blocks=self._spare_blocks
+            ):
+                num_failed += 1
+                blocked = blocked or request
+                continue
+            if blocked is not None:
+                blocked.num_bypassed += 1
+            admitted.append(request)
+            self._admit(plan, request, hit, num_reserved)
+        for request in admitted:
+            self.waiting.remove(request)
 
-    def _admit(self, plan: _Plan, request: Request, num_hit_tokens: int) -> None:
-        request.num_computed_tokens = num_hit_tokens
+    @property
+    def _spare_blocks(self) -> int:
+        """Blocks to keep free at an admission, so that running requests can grow."""
+        return int(self.config.watermark * self.pool.num_usable) if self.running else 0
+
+    def _num_reserved(self, request: Request) -> int:
+        """Return how many tokens must fit before a request is admitted.
+
+        All known ones; all that it may ever have, once it was preempted too often.
+        """
+        if request.num_preemptions < self.config.max_preemptions:
+            return request.num_tokens
+        limit = request.source.sampling.max_tokens
+        longest = self.max_model_len if limit is None else request.num_prompt_tokens + limit
+        return max(request.num_tokens, min(self.max_model_len, longest))
+
+    def _admit(self, plan: _Plan, request: Request, hit: list[Block], num_reserved: int) -> None:
+        request.num_computed_tokens = len(hit) * self.pool.block_size
         if request.num_cached_tokens is None:
-            request.num_cached_tokens = min(num_hit_tokens, request.num_prompt_tokens)
-            self.counters.prefix_queries += request.num_prompt_tokens
-            self.counters.prefix_hits += request.num_cached_tokens
-            self.counters.prompt_tokens += request.num_prompt_tokens
+            self._count_admission(request)
         request.status = RequestStatus.RUNNING
-        self.running.append(request)
+        bisect.insort(self.running, request, key=self.waiting.importance)
+        self.kv_cache.admit(request, hit)
+        num_new = plan.chunk_of(request)
+        is_protected = num_reserved > request.num_tokens
+        num_held = num_reserved if is_protected else request.num_computed_tokens + num_new
+        new_blocks = self.kv_cache.extend(request, num_held)
+        assert new_blocks is not None, "the whole request fits but its first chunk does not"
+        plan.add_new(request, [b.block_id for b in (*hit, *new_blocks)])
+        self._plan_tokens(plan, request, num_new)
+
+    def _count_admission(self, request: Request) -> None:
+        """Count prompt and hit of a first admission, and charge its tenant for them."""
+        num_prompt = request.num_prompt_tokens
+        num_cached = request.num_cached_tokens = min(request.num_computed_tokens, num_prompt)
+        self.counters.prefix_queries += num_prompt
+        self.counters.prefix_hits += num_cached
+        self.counters.prompt_tokens += num_prompt
+        cost = charge(
+            num_uncached_tokens=num_prompt - num_cached,
+            num_cached_tokens=num_cached,
+            num_output_tokens=0,
+        )
+        self.waiting.charge(request, cost)
+
+    def _spend_the_rest(self, plan: _Plan) -> None:
+        """Give what is left of the budget to prompts that were held to their share."""
+        for request in plan.held_back:
+            if request.request_id not in plan.num_scheduled_tokens:
+                continue  # It was preempted after all.
+            num_more = min(plan.budget, request.num_tokens - request.num_computed_tokens)
+            if num_more <= 0:
+                return
+            new_blocks = self.kv_cache.extend(request, request.num_computed_tokens + num_more)
+            if new_blocks is None:
+                continue
+            plan.add_blocks(request, new_blocks)
+            self._plan_tokens(plan, request, num_more)
 
     def _plan_tokens(self, plan: _Plan, request: Request, num_new: int) -> None:
         assert num_new > 0, f"{request.request_id} runs but has nothing to compute"
-        plan.num_computed_tokens[request.request_id] = request.num_computed_tokens
-        plan.num_scheduled_tokens[request.request_id] = num_new
+        request_id = request.request_id
+        plan.num_computed_tokens.setdefault(request_id, request.num_computed_tokens)
+        planned = plan.num_scheduled_tokens.get(request_id, 0)
+        plan.num_scheduled_tokens[request_id] = planned + num_new
         plan.budget -= num_new
         request.num_computed_tokens += num_new
         self.kv_cache.queue_commits(request, self.step)
@@ -194,8 +311,7 @@ class Scheduler:
     def _preempt(self, victim: Request) -> None:
         """Take a running request's blocks; its hashes stay findable, so little is lost.
 
-        NOTE: victims come from the tail, which the cursor of this step has not reached, so nothing
-        of theirs is in the plan.
+        NOTE: nothing of a victim is in the plan of this step.
         """
         self.running.remove(victim)
         self.kv_cache.free(victim)
@@ -204,7 +320,7 @@ class Scheduler:
         victim.num_preemptions += 1
         self.counters.preemptions += 1
         self._dropped.append(victim.request_id)
-        self.waiting.appendleft(victim)
+        self.waiting.add(victim)
 
     def _take_tokens(self, request: Request, sampled: list[int]) -> EngineOutput:
         """Append sampled tokens up to the one that ends the request."""
@@ -219,6 +335,7 @@ class Scheduler:
                 self._finish(request)
                 break
         self.counters.generation_tokens += len(taken)
+        self.waiting.charge(request, float(len(taken)))
         num_cached = None if request.cached_reported else request.num_cached_tokens
         request.cached_reported = True
         return EngineOutput(
@@ -261,22 +378,40 @@ class Scheduler:
 
 
 class _Plan:
-    """A step under construction."""
+    """A step under construction: at most `budget` tokens, `share` of them for one prompt."""
 
     __slots__ = (
+        "_max_chunk",
         "budget",
+        "held_back",
         "new_block_ids",
         "new_requests",
         "num_computed_tokens",
         "num_scheduled_tokens",
     )
 
-    def __init__(self, *, budget: int) -> None:
+    def __init__(self, *, budget: int, share: float) -> None:
         self.budget = budget
+        self._max_chunk = max(1, math.ceil(budget * share))
+        self.held_back: list[Request] = []
         self.new_requests: list[NewRequestData] = []
         self.new_block_ids: dict[str, list[int]] = {}
         self.num_scheduled_tokens: dict[str, int] = {}
         self.num_computed_tokens: dict[str, int] = {}
+
+    def chunk_of(self, request: Request) -> int:
+        """Return how many of a request's tokens may be planned at first."""
+        wanted = min(request.num_tokens - request.num_computed_tokens, self.budget)
+        if wanted <= self._max_chunk:
+            return wanted
+        self.held_back.append(request)
+        return self._max_chunk
+
+    def add_blocks(self, request: Request, blocks: list[Block]) -> None:
+        """Tell the runner the blocks that a running request was given."""
+        if blocks:
+            ids = self.new_block_ids.setdefault(request.request_id, [])
+            ids.extend(block.block_id for block in blocks)
 
     def add_new(self, request: Request, block_ids: list[int]) -> None:
         """Tell the runner everything about a request that enters the batch."""

@@ -23,18 +23,21 @@ def make_core(
     caching: bool = True,
     max_model_len: int = 0,
     check_integrity: bool = True,
+    **settings: object,
 ) -> EngineCore:
     """Build a core whose invariants are checked after every step, unless told otherwise."""
-    config = EngineConfig(
-        block_size=BLOCK_SIZE,
-        max_num_batched_tokens=budget,
-        max_num_seqs=max_num_seqs,
-        watermark=watermark,
-        enable_prefix_caching=caching,
-        max_model_len=max_model_len,
-        max_step_s=0.0,
-        check_integrity=check_integrity,
-    )
+    plain = {
+        "block_size": BLOCK_SIZE,
+        "max_num_batched_tokens": budget,
+        "max_num_seqs": max_num_seqs,
+        "watermark": watermark,
+        "enable_prefix_caching": caching,
+        "max_model_len": max_model_len,
+        "max_step_s": 0.0,
+        "max_prefill_share": 1.0,
+        "check_integrity": check_integrity,
+    }
+    config = msgspec.convert({**plain, **settings}, EngineConfig)
     executor = ScriptedExecutor(num_blocks=num_blocks, block_size=BLOCK_SIZE)
     return EngineCore(config, executor, VirtualClock())
 
@@ -47,6 +50,9 @@ def make_request(
     salt: str | None = None,
     resume: list[int] | None = None,
     eos: tuple[int, ...] = (),
+    priority: int = 0,
+    tenant: str | None = None,
+    weight: float = 1.0,
     **sampling: object,
 ) -> EngineRequest:
     """Build a greedy request unless `sampling` says otherwise."""
@@ -60,6 +66,9 @@ def make_request(
         cache_salt=salt,
         resume_token_ids=resume or [],
         eos_token_ids=eos,
+        priority=priority,
+        tenant=tenant,
+        weight=weight,
     )
 
 

@@ -63,9 +63,20 @@ def test_sustained_pressure_loses_nothing() -> None:
 class EngineMachine(RuleBasedStateMachine):
     """Random traffic on a small pool: integrity after every rule, the right tokens at the end."""
 
+    policy = "fair"
+
     def __init__(self) -> None:
         super().__init__()
-        self.core = make_core(num_blocks=14, budget=10, max_num_seqs=4, watermark=0.1)
+        self.core = make_core(
+            num_blocks=14,
+            budget=10,
+            max_num_seqs=4,
+            watermark=0.1,
+            policy=self.policy,
+            max_prefill_share=0.5,
+            max_bypass=2,
+            max_preemptions=2,
+        )
         self.run = Run(self.core)
         self.requests: dict[str, EngineRequest] = {}
         self.stored: set[bytes] = set()
@@ -75,13 +86,23 @@ class EngineMachine(RuleBasedStateMachine):
         family=st.integers(0, 2),
         length=st.integers(1, 24),
         max_tokens=st.integers(1, 12),
-        salt=st.sampled_from([None, "a"]),
+        tenant=st.sampled_from([None, "a"]),
+        priority=st.integers(0, 2),
     )
-    def add(self, family: int, length: int, max_tokens: int, salt: str | None) -> None:
+    def add(
+        self, family: int, length: int, max_tokens: int, tenant: str | None, priority: int
+    ) -> None:
         self.num_added += 1
         request_id = f"r{self.num_added}"
         prompt = [(family * 50 + i) % 256 for i in range(length)]
-        request = make_request(request_id, prompt, max_tokens=max_tokens, salt=salt)
+        request = make_request(
+            request_id,
+            prompt,
+            max_tokens=max_tokens,
+            salt=tenant,
+            tenant=tenant,
+            priority=priority,
+        )
         self.requests[request_id] = request
         self.core.add(request)
 
@@ -129,11 +150,20 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.core.kv_cache.pool.num_free == self.core.kv_cache.pool.num_usable
 
 
-TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(
-    max_examples=150,
+class PriorityMachine(EngineMachine):
+    """The same under the policy that preempts for urgency."""
+
+    policy = "priority"
+
+
+_SETTINGS = settings(
+    max_examples=100,
     stateful_step_count=30,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
+TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine.settings = _SETTINGS
+TestPriorityMachine = PriorityMachine.TestCase
+TestPriorityMachine.settings = _SETTINGS

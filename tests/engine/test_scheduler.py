@@ -100,7 +100,7 @@ def test_hits_that_are_free_count_as_needed_before_anything_is_touched() -> None
     core.add(make_request("fits-later", range(5 * BLOCK_SIZE - 1), max_tokens=1))
     free_before = core.kv_cache.pool.num_free
     core.step()
-    assert core.scheduler.waiting[0].status is RequestStatus.WAITING
+    assert core.scheduler.requests["fits-later"].status is RequestStatus.WAITING
     assert core.kv_cache.pool.num_free <= free_before
     assert Run(core).to_end().finish["fits-later"] == "length"
 

@@ -69,7 +69,12 @@ def write_byte_tokenizer(folder: Path) -> None:
 
 
 def load_reference(folder: Path, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
-    """Load the folder with transformers."""
+    """Load the folder with transformers.
+
+    On one thread, like our own executors here: where tests share cores, threads that wait for one
+    another at every operation are many times slower than one alone.
+    """
+    torch.set_num_threads(1)
     model: torch.nn.Module = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     return model.eval()
 
@@ -89,6 +94,19 @@ def reference_greedy(model: torch.nn.Module, prompt: Sequence[int], num_tokens: 
     return tokens
 
 
+def largest_gap_to_best(
+    model: torch.nn.Module, prompt: Sequence[int], tokens: Sequence[int]
+) -> float:
+    """Return by how much a reference logit of `tokens` falls short of the best one at most.
+
+    Zero when every token is the reference's own choice after the tokens before it.
+    """
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, *tokens[:-1]]])).logits[0, len(prompt) - 1 :].float()
+    chosen = logits.gather(1, torch.tensor(tokens)[:, None]).squeeze(1)
+    return float((logits.amax(dim=1) - chosen).max())
+
+
 def random_prompts(count: int, *, lengths: Sequence[int], vocab_size: int) -> list[list[int]]:
     """Return prompts of the given lengths in turn."""
     generator = torch.Generator().manual_seed(7)
@@ -103,15 +121,13 @@ def greedy(num_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, seed=0)
 
 
-def executor_for(
-    folder: Path, *, dtype: str = "float32", num_blocks: int = 512, num_threads: int = 1
-) -> UniprocExecutor:
-    """Load a folder in this process."""
+def executor_for(folder: Path, *, dtype: str = "float32", num_blocks: int = 512) -> UniprocExecutor:
+    """Load a folder in this process, on one thread."""
     return UniprocExecutor(
         folder,
         dtype=dtype,
         engine_config=EngineConfig(),
-        num_threads=num_threads,
+        num_threads=1,
         num_blocks=num_blocks,
     )
 

@@ -14,6 +14,7 @@ from tests.worker.model_fixtures import (
     EngineRun,
     executor_for,
     greedy,
+    largest_gap_to_best,
     load_reference,
     random_prompts,
     reference_greedy,
@@ -95,15 +96,9 @@ def test_preemption_of_everything_by_a_reset(
     assert run.core.counters.preemptions >= 5
 
 
-def test_bfloat16_leaves_the_reference_only_where_its_best_logits_nearly_tie(folder: Path) -> None:
+def test_bfloat16_chooses_otherwise_only_where_the_best_logits_nearly_tie(folder: Path) -> None:
     tolerance = 0.25  # two steps of bfloat16 at the size of these logits (16 to 32)
     reference = load_reference(folder, torch.bfloat16)
     run = EngineRun(executor_for(folder, dtype="bfloat16"), CONFIG)
     for prompt, tokens in zip(PROMPTS, run.generate(PROMPTS, greedy(NUM_TOKENS)), strict=True):
-        theirs = reference_greedy(reference, prompt, NUM_TOKENS)
-        split = next((i for i in range(NUM_TOKENS) if tokens[i] != theirs[i]), None)
-        if split is not None:
-            context = torch.tensor([prompt + theirs[:split]])
-            with torch.inference_mode():
-                logits = reference(context).logits[0, -1].float()
-            assert logits[theirs[split]] - logits[tokens[split]] <= tolerance
+        assert largest_gap_to_best(reference, prompt, tokens) <= tolerance

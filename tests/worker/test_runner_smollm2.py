@@ -18,6 +18,7 @@ from tests.worker.model_fixtures import (
     EngineRun,
     executor_for,
     greedy,
+    largest_gap_to_best,
     load_reference,
     reference_greedy,
 )
@@ -69,7 +70,7 @@ def expected(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def executor(folder: Path) -> UniprocExecutor:
-    return executor_for(folder, num_threads=2)
+    return executor_for(folder)
 
 
 def test_the_tokenizer_gives_known_ids(folder: Path) -> None:
@@ -112,21 +113,15 @@ def test_prefix_hits_of_every_length(
 def test_forced_preemption(
     folder: Path, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
-    run = EngineRun(executor_for(folder, num_blocks=40, num_threads=2), EngineConfig())
+    run = EngineRun(executor_for(folder, num_blocks=40), EngineConfig())
     assert run.generate(prompts, greedy(NUM_TOKENS)) == expected
     assert run.core.counters.preemptions > 0
 
 
-def test_bfloat16_leaves_the_reference_only_where_its_best_logits_nearly_tie(
+def test_bfloat16_chooses_otherwise_only_where_the_best_logits_nearly_tie(
     folder: Path, prompts: list[list[int]]
 ) -> None:
     reference = load_reference(folder, torch.bfloat16)
-    run = EngineRun(executor_for(folder, dtype="bfloat16", num_threads=2), EngineConfig())
+    run = EngineRun(executor_for(folder, dtype="bfloat16"), EngineConfig())
     for prompt, tokens in zip(prompts, run.generate(prompts, greedy(NUM_TOKENS)), strict=True):
-        theirs = reference_greedy(reference, prompt, NUM_TOKENS)
-        split = next((i for i in range(NUM_TOKENS) if tokens[i] != theirs[i]), None)
-        if split is not None:
-            context = torch.tensor([prompt + theirs[:split]])
-            with torch.inference_mode():
-                logits = reference(context).logits[0, -1].float()
-            assert logits[theirs[split]] - logits[tokens[split]] <= TOLERANCE
+        assert largest_gap_to_best(reference, prompt, tokens) <= TOLERANCE
