@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from kvindex.config import RedisConfig
 from kvindex.foundation.errors import ConfigError
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -117,14 +118,15 @@ class TenantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything one gateway process needs, secrets in clear: the file that holds it is 0600.
 
-    `index_url` None runs without an index: static replicas only, FALLBACK. Without `tenants`
-    there is one anonymous tenant `default` with shared isolation. `cache_dir` keeps tokenizer
-    bundles between starts.
+    `index_url` None runs without an index: static replicas only, FALLBACK; of `redis` only the
+    time-outs matter. Without `tenants` there is one anonymous tenant `default` with shared
+    isolation. `cache_dir` keeps tokenizer bundles between starts.
     """
 
     router: RouterConfig = RouterConfig()
     tenants: tuple[TenantConfig, ...] = ()
     index_url: str | None = None
+    redis: RedisConfig = RedisConfig()
     fleet_secret: Annotated[str, msgspec.Meta(min_length=16)]
     internal_token: str | None = None
     admin_key: Annotated[str, msgspec.Meta(min_length=16)]

@@ -101,9 +101,9 @@ async def serve(spec: GatewaySpec) -> None:
 def _stores(spec: GatewaySpec) -> Stores | None:
     if spec.index_url is None:
         return None
-    url = spec.index_url
-    registry = RedisRegistry(connect(url), spec.fleet_secret.encode())
-    return Stores(registry, lambda pool: RedisIndex(connect(url), pool))
+    url, options = spec.index_url, spec.redis
+    registry = RedisRegistry(connect(url, options), spec.fleet_secret.encode())
+    return Stores(registry, lambda pool: RedisIndex(connect(url, options), pool))
 
 
 async def _listen(runner: web.AppRunner, host: str, port: int) -> int:

@@ -22,7 +22,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `model` is "demo" or a Hugging Face folder. `dtype` "auto" is chosen by
     `worker.model.dtypes.resolve_dtype` from the CPU and the checkpoint. `num_threads` 0 uses all
     cores. `kv_cache_memory_bytes` None applies the rule of `worker.runner.memory`. `cache_dir`
-    None is the user's cache directory. `events_endpoint` may end in `:*` for a free port.
+    None is the user's cache directory.
     """
 
     model: str = "demo"
@@ -34,8 +34,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     host: str = "127.0.0.1"
     port: int = 8100
     api_key: str | None = None
-    events_endpoint: str = "tcp://127.0.0.1:*"
-    enable_events: bool = True
     lease_s: float = 10.0
     renew_s: float = 2.0
     drain_timeout_s: float = 30.0

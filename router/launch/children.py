@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from kvindex.config import RedisConfig
 from router.config import GatewaySpec
 from router.launch.http_call import answers_ok
 from router.launch.run_dir import RunDirectory, write_private
@@ -36,6 +37,7 @@ class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True):
     internal_token: str | None = None
     fleet_secret: str | None = None
     index_url: str | None = None
+    redis: RedisConfig = RedisConfig()
     advertised_url: str
     socket_dir: str | None = None
     renew_s: float

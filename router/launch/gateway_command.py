@@ -55,7 +55,8 @@ def gateway(invocation: Invocation) -> NoReturn:
 def gateway_spec(config: LoadedConfig, run_dir: RunDirectory) -> GatewaySpec:
     """Return the settings of a lone gateway; ConfigError when it would have no replica."""
     router = config.section("router", RouterConfig)
-    index_url = config.section("redis", RedisConfig).index_url
+    redis = config.section("redis", RedisConfig)
+    index_url = redis.index_url
     if not router.replicas and index_url == EMBEDDED:
         raise ConfigError(
             "a gateway alone needs engines: name them with --replica URL, or the Redis in which "
@@ -67,6 +68,7 @@ def gateway_spec(config: LoadedConfig, run_dir: RunDirectory) -> GatewaySpec:
         router=settle_router(config),
         tenants=tuple(config.entries("tenants", TenantConfig)),
         index_url=None if index_url == EMBEDDED else index_url,
+        redis=redis,
         fleet_secret=secrets.fleet_secret,
         internal_token=secrets.internal_token,
         admin_key=secrets.admin_key,

@@ -65,13 +65,12 @@ def make_plan(
     """Lay out the fleet that the configuration asks for."""
     asked = config.section("redis", RedisConfig)
     redis = _with_embedded(asked, embedded_redis.embedded_url(run_dir))
-    replicas = _replicas(
-        config, run_dir=run_dir, secrets=secrets, model=model, index_url=redis.index_url
-    )
+    replicas = _replicas(config, run_dir=run_dir, secrets=secrets, model=model, redis=redis)
     gateway = GatewaySpec(
         router=router,
         tenants=tenants,
         index_url=redis.index_url,
+        redis=redis,
         fleet_secret=secrets.fleet_secret,
         internal_token=secrets.internal_token,
         admin_key=secrets.admin_key,
@@ -107,7 +106,7 @@ def _replicas(
     run_dir: RunDirectory,
     secrets: FleetSecrets,
     model: PreparedModel,
-    index_url: str,
+    redis: RedisConfig,
 ) -> list[ReplicaSettings]:
     fleet = config.section("fleet", FleetConfig)
     worker = config.plain("worker")
@@ -125,7 +124,8 @@ def _replicas(
             kv_cache_memory_bytes=worker["kv_cache_memory_bytes"],
             internal_token=secrets.internal_token,
             fleet_secret=secrets.fleet_secret,
-            index_url=index_url,
+            index_url=redis.index_url,
+            redis=redis,
             advertised_url=url_of(worker["host"], port),
             socket_dir=str(Path(run_dir.socket_dir) / f"r{i}"),
             renew_s=worker["renew_s"],

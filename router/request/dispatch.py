@@ -209,7 +209,7 @@ def decision_headers(job: Job) -> dict[str, str]:
         "x-prefixfleet-replica": place.winner.target.replica,
         "x-prefixfleet-policy": place.policy,
         "x-prefixfleet-mode": place.winner.mode,
-        "x-prefixfleet-cached-tokens-predicted": str(place.winner.num_reusable_tokens),
+        "x-prefixfleet-cached-tokens-predicted": str(place.winner.num_cached_tokens),
     }
 
 
@@ -231,7 +231,7 @@ def _body(job: Job, prepared: Prepared, placement: Placement) -> bytes:
         weight=job.tenant.weight,
         seed=job.seed,
         prompt_token_ids=single,
-        num_predicted_tokens=placement.winner.num_reusable_tokens if prepared.prompts else None,
+        num_predicted_tokens=placement.winner.num_cached_tokens if prepared.prompts else None,
     )
     several = prepared.prompts if len(prepared.prompts) > 1 else None
     return body_for_ours(job.fields, extension, prompts=several)

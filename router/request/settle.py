@@ -65,7 +65,7 @@ class Settler:
             model=job.head.model,
             status=status,
             num_prompt_tokens=job.prepared.num_prompt_tokens if job.prepared else None,
-            num_predicted_tokens=place.winner.num_reusable_tokens if place else None,
+            num_predicted_tokens=place.winner.num_cached_tokens if place else None,
             usage=job.usage,
             ttft_s=ttft_s,
             duration_s=now - job.started_at,

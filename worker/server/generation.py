@@ -137,6 +137,9 @@ class Preparer:
                     eos_token_ids=encoder.eos_token_ids,
                     choice=i,
                     cache_salt=extension.cache_salt if extension else request.cache_salt,
+                    priority=extension.priority if extension else request.priority,
+                    tenant=extension.tenant if extension else None,
+                    weight=extension.weight if extension else 1.0,
                 )
                 fold = OutputFold(encoder, prompt_token_ids, params)
                 generation.choices.append(Choice(index, engine_request, fold))

@@ -41,8 +41,8 @@ async def registered(front: ReplicaFront, client: EngineClient) -> AsyncIterator
         yield
         return
     pool = pool_id(spec.served_models[0], model_identity(front), spec.engine.hash_scheme)
-    index = RedisIndex(connect(spec.index_url), pool)
-    registry = RedisRegistry(connect(spec.index_url), spec.fleet_secret.encode())
+    index = RedisIndex(connect(spec.index_url, spec.redis), pool)
+    registry = RedisRegistry(connect(spec.index_url, spec.redis), spec.fleet_secret.encode())
     task = asyncio.create_task(_follow(front, client, index, registry), name="ingest")
     try:
         yield

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from engine.config import EngineConfig
+from kvindex.config import RedisConfig
 from kvindex.foundation.errors import ConfigError
 from worker.core.spec import ScriptedModel
 
@@ -21,8 +22,9 @@ DEFAULT_MAX_BODY_BYTES = 16 * 1024 * 1024
 class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One replica: what it serves, where it listens, whom it trusts and where it registers.
 
-    `index_url` None means on its own: no index, no registry, and a token is optional. In a fleet
-    `internal_token` and `fleet_secret` are required. `api_key` is for replicas on their own.
+    `index_url` None means on its own: no index, no registry, and a token is optional; of `redis`
+    only the time-outs matter. In a fleet `internal_token` and `fleet_secret` are required.
+    `api_key` is for replicas on their own.
     `model_name` is the model's name in the fleet's identity (default: the first served name).
     `executor` "scripted" needs only the tokenizer files of `model_folder`; `scripted` sizes it (by
     default: as large as the model says). `socket_dir` None takes a new temporary folder.
@@ -45,6 +47,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     fleet_secret: str | None = None
     api_key: str | None = None
     index_url: str | None = None
+    redis: RedisConfig = RedisConfig()
     advertised_url: str | None = None
     socket_dir: str | None = None
     renew_s: float = 2.0
