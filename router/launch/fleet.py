@@ -86,6 +86,7 @@ class Fleet:
     async def _serve(self) -> None:
         """Start everything in order, then watch; returns only by raising."""
         timeout_s = self._plan.fleet.ready_timeout_s
+        self._run_dir.create_socket_dir()
         await self._start_redis()
         names = [replica.replica_id for replica in self._plan.replicas]
         self._progress.say(f"replicas: {len(names)} of {self._file.model} …")

@@ -60,7 +60,7 @@ class RunDirectory:
     def create(self) -> None:
         """Make the folders, private to this user; raise ConfigError when that cannot be."""
         try:
-            for folder in (self.path, self.redis_dir, self.socket_dir):
+            for folder in (self.path, self.redis_dir):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for file in (self.log_file(""), self.spec_file("")):
                 file.parent.mkdir(mode=0o700, exist_ok=True)
@@ -69,8 +69,6 @@ class RunDirectory:
                 f"cannot use {self.path} as run directory: {error.strerror}; choose another with "
                 "--run-dir"
             ) from None
-        if self.socket_dir.stat().st_uid != os.getuid():
-            raise ConfigError(f"{self.socket_dir} belongs to another user; remove it")
 
     def lock(self) -> None:
         """Claim the directory until `unlock` or the end of this process.
@@ -114,6 +112,16 @@ class RunDirectory:
         finally:
             os.close(fd)
         return None
+
+    def create_socket_dir(self) -> None:
+        """Make the folder of sockets, for as long as a fleet runs; empty it of a killed one's.
+
+        Raises ConfigError when it belongs to somebody else.
+        """
+        self.remove_sockets()
+        self.socket_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.socket_dir.stat().st_uid != os.getuid():
+            raise ConfigError(f"{self.socket_dir} belongs to another user; remove it")
 
     def remove_sockets(self) -> None:
         """Remove what processes that were killed have left of their sockets."""
