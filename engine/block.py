@@ -13,17 +13,22 @@ from kvindex.hashing import BlockHash
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """`block_size` slots of KV memory, addressed by `block_id`.
+    """A piece of KV memory, addressed by `block_id`; it belongs to one cache group at a time.
 
     `generation` changes whenever the block is handed out or given back: whoever remembers
     (block_id, generation) can tell that the contents are no longer his.
+    `block_hash` covers everything that is findable in it. A block of several hash units also
+    lists the hashes that end inside of it, in `inner_hashes`, shortest first. `parent_hash` is the
+    hash right before its first unit.
     """
 
     block_id: int
     ref_cnt: int = 0
     generation: int = 0
+    group: int = 0
     block_hash: BlockHash | None = None
     parent_hash: BlockHash | None = None
+    inner_hashes: list[BlockHash] | None = None
     prev: Block | None = None
     next: Block | None = None
 

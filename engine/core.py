@@ -14,6 +14,7 @@ from engine.executor import Executor
 from engine.frontend.errors import RequestError
 from engine.invariants import check_integrity
 from engine.kv_cache_manager import KVCacheManager
+from engine.kv_groups.group import InFlight
 from engine.messages import EngineOutput, EngineRequest, EngineStats, SnapshotEntry
 from engine.output import ModelRunnerOutput, SchedulerOutput
 from engine.request import Request
@@ -35,14 +36,21 @@ class EngineCore:
         self.executor = executor
         self._clock = clock
         info = executor.info
-        pool = BlockPool(info.num_blocks, block_size=config.block_size)
-        fits = pool.num_usable * config.block_size
+        pool = BlockPool(
+            info.num_blocks, block_size=config.block_size, num_groups=len(info.kv_groups)
+        )
+        self.kv_cache = KVCacheManager(
+            pool,
+            groups=info.kv_groups,
+            enable_caching=config.enable_prefix_caching,
+            in_flight=InFlight(max_step_tokens=config.max_num_batched_tokens),
+        )
+        fits = self.kv_cache.max_num_tokens
         limits = [limit for limit in (info.max_model_len, config.max_model_len, fits) if limit]
         self.max_model_len = min(limits)
         self.vocab_size = info.vocab_size
         self.counters = EngineCounters()
         self.rates = StepRates()
-        self.kv_cache = KVCacheManager(pool, enable_caching=config.enable_prefix_caching)
         self.scheduler = Scheduler(
             config, self.kv_cache, max_model_len=self.max_model_len, counters=self.counters
         )
@@ -94,7 +102,10 @@ class EngineCore:
 
     def snapshot_entries(self) -> list[SnapshotEntry]:
         """List every block that a look-up can find now."""
-        return [SnapshotEntry(block_hash) for block_hash in self.kv_cache.pool.cached_hashes()]
+        return [
+            SnapshotEntry(block_hash, group)
+            for group, block_hash in self.kv_cache.pool.cached_keys()
+        ]
 
     def reset_prefix_cache(self, *, preempt_running: bool) -> bool:
         """Forget all cached blocks; False while requests hold blocks (see Scheduler)."""

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import msgspec
 
+from engine.kv_groups.spec import ONE_FULL_ATTENTION_GROUP, KVGroupSpec
 from engine.output import ModelRunnerOutput, SchedulerOutput
 
 
@@ -16,13 +17,15 @@ class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine core must know of the model behind an executor.
 
     `num_blocks` includes the null block 0. `execution_digest` covers weights, dtype, quantization
-    and KV dtype: two executors with equal digests give the same tokens.
+    and KV dtype: two executors with equal digests give the same tokens. `kv_groups`: which layers
+    keep which part of the past; block tables come in this order.
     """
 
     num_blocks: int
     max_model_len: int
     vocab_size: int
     execution_digest: str
+    kv_groups: tuple[KVGroupSpec, ...] = ONE_FULL_ATTENTION_GROUP
 
 
 class Executor(Protocol):

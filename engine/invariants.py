@@ -1,54 +1,73 @@
 """What must hold between steps, whatever happened; assertions about our own code.
 
 Run by tests after every rule, by the `check_integrity` setting after every step. The numbers are
-those of the pool specification (I1 to I9), extended by prefix closure.
+those of the pool specification (I1 to I9), extended by prefix closure and cache groups.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
+from engine.block import Block
 from engine.block_pool import BlockPool
 from engine.request import RequestStatus
 from engine.scheduler import Scheduler
+from kvindex.hashing import BlockHash
 
 
 def check_integrity(scheduler: Scheduler) -> None:
     """Raise AssertionError, naming the offender, unless every invariant holds; O(pool)."""
-    check_pool(scheduler.pool)
+    groups = scheduler.kv_cache.groups
+    closed = [group.index for group in groups if group.rule and group.rule.kind == "full"]
+    check_pool(scheduler.pool, closed_groups=closed)
     _check_ownership(scheduler)
+    _check_tables(scheduler)
     _check_queues(scheduler)
 
 
-def check_pool(pool: BlockPool) -> None:
-    """Check the free queue, the hash map and the reuse order of a pool."""
+def check_pool(pool: BlockPool, *, closed_groups: Collection[int] = (0,)) -> None:
+    """Check the free queue, the hash map and the reuse order of a pool.
+
+    Groups in `closed_groups` hold whole chains: none of their blocks outlives its parent.
+    """
     position = {block.block_id: i for i, block in enumerate(pool.free_queue)}
     assert len(position) == pool.num_free, "free queue: length and list disagree"
     assert 0 not in position, "the null block is in the free queue"
-    for block in pool.blocks[1:]:
+    assert pool.null_block.ref_cnt == 1, "somebody counts uses of the null block"
+    for block in pool.blocks:
         free = block.block_id in position
         assert free == (block.ref_cnt == 0), f"I1: {block} free={free}"
-        if block.block_hash is not None:
-            assert block in pool.copies(block.block_hash), f"I3: {block} is not in the map"
-    for block_hash in pool.cached_hashes():
-        copies = pool.copies(block_hash)
+        for block_hash in _hashes(block):
+            assert block in pool.copies(block_hash, block.group), f"I3: {block} is not in the map"
+    for group, block_hash in pool.cached_keys():
+        copies = pool.copies(block_hash, group)
         assert copies, f"I3: {block_hash.hex()[:8]} maps to nothing"
-        assert all(c.block_hash == block_hash for c in copies), "I3: map and block disagree"
-        _check_parent(pool, block_hash, position)
+        assert all(block_hash in _hashes(c) for c in copies), "I3: map and block disagree"
+        assert all(c.group == group for c in copies), "I3: a block is listed in another group"
+        if group in closed_groups:
+            for block in copies:
+                _check_parent(pool, block, position)
 
 
-def _check_parent(pool: BlockPool, block_hash: bytes, position: dict[int, int]) -> None:
-    """Check that some copy of the parent outlives every copy of the block."""
-    for block in pool.copies(block_hash):  # type: ignore[arg-type]
-        if block.parent_hash is None:
-            continue
-        parents = pool.copies(block.parent_hash)
-        assert parents, f"prefix closure: {block} has no cached parent"
-        if any(parent.ref_cnt for parent in parents):
-            continue
-        assert block.ref_cnt == 0, f"{block} is in use, every copy of its parent is free"
-        last_parent = max(position[parent.block_id] for parent in parents)
-        assert position[block.block_id] < last_parent, f"{block} is reused after its parent"
+def _hashes(block: Block) -> list[BlockHash]:
+    if block.block_hash is None:
+        assert block.inner_hashes is None, f"{block} has inner hashes only"
+        return []
+    return [*(block.inner_hashes or ()), block.block_hash]
+
+
+def _check_parent(pool: BlockPool, block: Block, position: dict[int, int]) -> None:
+    """Check that some copy of the parent outlives a block."""
+    if block.parent_hash is None:
+        return
+    parents = pool.copies(block.parent_hash, block.group)
+    assert parents, f"prefix closure: {block} has no cached parent"
+    if any(parent.ref_cnt for parent in parents):
+        return
+    assert block.ref_cnt == 0, f"{block} is in use, every copy of its parent is free"
+    last_parent = max(position[parent.block_id] for parent in parents)
+    assert position[block.block_id] < last_parent, f"{block} is reused after its parent"
 
 
 def _check_ownership(scheduler: Scheduler) -> None:
@@ -58,11 +77,31 @@ def _check_ownership(scheduler: Scheduler) -> None:
         request = scheduler.requests.get(request_id)
         assert request is not None, f"{request_id} is gone but holds blocks"
         assert request.status is RequestStatus.RUNNING, f"{request_id} holds blocks, not running"
-        ids = [block.block_id for block in table.blocks]
+        ids = [block_id for group in table.block_ids for block_id in group if block_id]
         assert len(set(ids)) == len(ids), f"{request_id} holds a block twice"
         uses.update(ids)
     for block in scheduler.pool.blocks[1:]:
         assert block.ref_cnt == uses[block.block_id], f"{block} has {uses[block.block_id]} users"
+
+
+def _check_tables(scheduler: Scheduler) -> None:
+    """Check that every block which may still be read is there, in its group, and the reserves."""
+    kv_cache = scheduler.kv_cache
+    for request_id, table in kv_cache.tables.items():
+        for group, held in zip(kv_cache.groups, table.groups, strict=True):
+            assert all(b.group == group.index for b in held.blocks if b.block_id), (
+                f"{request_id} has a block of another group in group {group.index}"
+            )
+            if not group.is_state:
+                assert all(b.block_id for b in held.blocks[held.num_skipped :]), (
+                    f"{request_id} lacks a block that group {group.index} reads"
+                )
+            elif table.num_processed:
+                last = held.blocks[(table.num_processed - 1) // group.block_size]
+                assert last.block_id, f"{request_id} lost its state in group {group.index}"
+    reserved = sum(table.num_reserved for table in kv_cache.tables.values())
+    assert reserved == kv_cache.num_reserved, "reserved blocks: sum and total disagree"
+    assert reserved <= scheduler.pool.num_free, "more blocks are reserved than free"
 
 
 def _check_queues(scheduler: Scheduler) -> None:
@@ -74,6 +113,7 @@ def _check_queues(scheduler: Scheduler) -> None:
     assert running == set(scheduler.kv_cache.tables), "running requests and block tables differ"
     for request in scheduler.running:
         table = scheduler.kv_cache.tables[request.request_id]
-        held = len(table.blocks) * scheduler.pool.block_size
-        assert request.num_computed_tokens <= held, f"{request.request_id} outgrew its blocks"
+        assert request.num_computed_tokens <= table.capacity, (
+            f"{request.request_id} outgrew its blocks"
+        )
         assert request.num_computed_tokens <= request.num_tokens

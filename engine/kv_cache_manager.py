@@ -2,28 +2,25 @@
 
 A hash becomes findable only after the step that wrote its block has returned. Until then it is
 *pending*: a request that needs it can wait for its writer instead of computing it again. It knows
-no queues and no budgets (scheduler.py).
+no queues and no budgets (scheduler.py); what differs between cache groups is in kv_groups/.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from engine.block import Block
 from engine.block_pool import BlockPool
+from engine.kv_groups.block_table import GroupTable, RequestTable
+from engine.kv_groups.coordinator import HitCoordinator, PrefixHit
+from engine.kv_groups.group import InFlight, KVGroup, resolve_groups
+from engine.kv_groups.spec import ONE_FULL_ATTENTION_GROUP, KVGroupSpec
+from engine.output import BlockCopy
 from engine.request import Request
 from kvindex.hashing import BlockHash
 
-
-@dataclass(slots=True)
-class BlockTable:
-    """The blocks of one running request, in chain order, and how many of them are committed.
-
-    `num_queued` blocks from the front are committed or queued to be when their step returns.
-    """
-
-    blocks: list[Block] = field(default_factory=list)
-    num_queued: int = 0
+_NOTHING_NEW: list[list[int]] = []
 
 
 @dataclass(slots=True, frozen=True)
@@ -39,104 +36,281 @@ class PendingCommit:
     parent_hash: BlockHash | None
 
 
-class KVCacheManager:
-    """Full-attention KV cache over one block pool."""
+@dataclass(slots=True, frozen=True)
+class Progress:
+    """How far a request is when a step has returned, and what it has hashed on the way."""
 
-    def __init__(self, pool: BlockPool, *, enable_caching: bool = True) -> None:
+    table: RequestTable
+    num_computed_tokens: int
+    hashes: Sequence[BlockHash]
+
+
+class KVCacheManager:
+    """The KV cache of one engine; raises ConfigError when the groups cannot share the pool.
+
+    `in_flight` bounds how far scheduling runs ahead, and so what windowed groups may hold.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        groups: Sequence[KVGroupSpec] = ONE_FULL_ATTENTION_GROUP,
+        enable_caching: bool = True,
+        in_flight: InFlight | None = None,
+    ) -> None:
+        assert pool.num_groups == len(groups), "the pool is made for other groups"
         self.pool = pool
         self.enable_caching = enable_caching
-        self.tables: dict[str, BlockTable] = {}
+        self.groups = resolve_groups(groups, hash_block_size=pool.block_size)
+        self.tables: dict[str, RequestTable] = {}
+        self.num_reserved = 0
+        self._coordinator = HitCoordinator(pool, self.groups)
+        self._in_flight = in_flight or InFlight()
+        self._cacheable = [group for group in self.groups if group.rule is not None]
+        self._recycling = [group for group in self.groups if group.recycles]
+        self._keeping = [group for group in self.groups if not group.recycles]
+        self._growing = [group for group in self.groups if group.grows]
         self._commits: dict[int, list[PendingCommit]] = {}
-        self._writers: dict[BlockHash, str] = {}
+        self._progress: dict[int, list[Progress]] = {}
+        self._writers: dict[BlockHash, RequestTable] = {}
+        self._copies: list[BlockCopy] = []
 
-    def find_hit(self, request: Request) -> list[Block]:
-        """Return the cached blocks of the longest known prefix; changes nothing.
+    @property
+    def max_num_tokens(self) -> int | None:
+        """The longest sequence that fits into the pool alone; None when any does."""
+        fits, too_long = 0, 1
+        while self._max_held_blocks(too_long) <= self.pool.num_usable:
+            fits, too_long = too_long, too_long * 2
+            if fits > self.pool.num_usable * max(group.block_size for group in self.groups):
+                return None
+        while too_long - fits > 1:
+            middle = (fits + too_long) // 2
+            if self._max_held_blocks(middle) <= self.pool.num_usable:
+                fits = middle
+            else:
+                too_long = middle
+        return fits
+
+    def find_hit(self, request: Request) -> PrefixHit:
+        """Return the longest known prefix that every group has cached; changes nothing.
 
         At least the last known token is left to compute, because its logits are needed.
         """
         if not self.enable_caching:
-            return []
-        limit = (request.num_tokens - 1) // self.pool.block_size
-        hit: list[Block] = []
-        for block_hash in request.chain.hashes[:limit]:
-            block = self.pool.get_cached(block_hash)
-            if block is None:
-                break
-            hit.append(block)
-        return hit
+            return self._coordinator.no_hit()
+        return self._coordinator.find(request.chain.hashes, max_tokens=request.num_tokens - 1)
 
-    def awaited(self, request: Request, num_hit_blocks: int) -> BlockHash | None:
+    def awaited(self, request: Request, hit: PrefixHit) -> BlockHash | None:
         """Return the next hash after a hit if a running request is about to commit it.
 
         The block of the last known token is never worth waiting for: it must be computed anyway.
         """
-        limit = (request.num_tokens - 1) // self.pool.block_size
-        if not self.enable_caching or num_hit_blocks >= limit:
+        end = hit.num_tokens + self._coordinator.granularity
+        if not self.enable_caching or end >= request.num_tokens:
             return None
-        block_hash = request.chain.hashes[num_hit_blocks]
+        block_hash = request.chain.hashes[end // self.pool.block_size - 1]
         return block_hash if block_hash in self._writers else None
 
     def is_pending(self, block_hash: bytes) -> bool:
         """Tell whether some running request is still about to commit the hash."""
         return block_hash in self._writers
 
-    def can_fit(self, hit: list[Block], *, num_tokens: int, spare_blocks: int) -> bool:
-        """Tell whether `num_tokens` fit after a hit, with `spare_blocks` left; changes nothing."""
-        needed = self._num_blocks(num_tokens) - len(hit)
-        evictable_hits = sum(1 for block in hit if block.ref_cnt == 0)
-        return needed + evictable_hits + spare_blocks <= self.pool.num_free
+    def can_fit(self, hit: PrefixHit, *, num_tokens: int, spare_blocks: int) -> bool:
+        """Tell whether `num_tokens` fit after a hit, with `spare_blocks` left; changes nothing.
 
-    def admit(self, request: Request, hit: list[Block]) -> None:
-        """Open a block table that starts with the hit and claim the hashes to be written."""
+        A hit saves the blocks that are in use already; free ones it takes out of the pool. In a
+        group that gives blocks back it saves none: what is shared now is not shared for long.
+        """
+        in_use = sum(
+            1 for group in self._keeping for block in hit.blocks[group.index] if block.ref_cnt
+        )
+        needed = self._max_held_blocks(num_tokens) - in_use
+        return needed + spare_blocks <= self.pool.num_free - self.num_reserved
+
+    def admit(self, request: Request, hit: PrefixHit, *, reserve_tokens: int | None = None) -> None:
+        """Open block tables that start with the hit and claim the hashes to be written.
+
+        With `reserve_tokens`, the blocks that so many tokens may take are set aside. The caller
+        has checked that they fit.
+        """
         assert request.request_id not in self.tables, f"{request.request_id} has blocks already"
-        self.pool.touch(hit)
-        self.tables[request.request_id] = BlockTable(list(hit), num_queued=len(hit))
+        unit, num_tokens = self.pool.block_size, hit.num_tokens
+        tables = []
+        for blocks in hit.blocks:
+            self.pool.touch(blocks)
+            tables.append(GroupTable(blocks, num_queued=num_tokens // unit))
+        for group in self._recycling:
+            tables[group.index].num_skipped = group.num_skipped_blocks(num_tokens)
+        self._copy_tails(tables, hit)
+        table = RequestTable(tables, num_tokens, num_tokens // unit, hit.num_shared)
+        self.tables[request.request_id] = table
+        if reserve_tokens is not None:
+            table.has_reserve = True
+            table.num_reserved = self._max_held_blocks(reserve_tokens) - table.num_held
+            self.num_reserved += table.num_reserved
         if self.enable_caching:
-            for block_hash in request.chain.hashes[len(hit) :]:
-                self._writers.setdefault(block_hash, request.request_id)
+            for block_hash in request.chain.hashes[num_tokens // unit :]:
+                self._writers.setdefault(block_hash, table)
 
-    def extend(self, request: Request, num_tokens: int) -> list[Block] | None:
-        """Grow the table to hold `num_tokens` tokens; None, with nothing changed, if it cannot."""
+    def extend(self, request: Request, num_tokens: int) -> list[list[int]] | None:
+        """Make room for `num_tokens` tokens; return the ids of new blocks per group.
+
+        An empty list when nothing is new; None, with no block handed out, when it cannot.
+        """
         table = self.tables[request.request_id]
-        needed = self._num_blocks(num_tokens) - len(table.blocks)
-        if needed <= 0:
-            return []
-        if needed > self.pool.num_free:
+        if num_tokens <= table.capacity:
+            return _NOTHING_NEW
+        if self._recycling:
+            self._recycle(table)
+        wanted = [
+            group.new_indices(len(held.blocks), num_tokens, num_shared=table.num_shared)
+            for group, held in zip(self.groups, table.groups, strict=True)
+        ]
+        num_wanted = sum(map(len, wanted))
+        if num_wanted > self.pool.num_free - self.num_reserved + table.num_reserved:
             return None
-        new = self.pool.allocate(needed)
-        table.blocks.extend(new)
-        return new
+        new_ids = [self._append(g, table.groups[g], indices) for g, indices in enumerate(wanted)]
+        num_drawn = min(num_wanted, table.num_reserved)
+        table.num_reserved -= num_drawn
+        self.num_reserved -= num_drawn
+        table.capacity = min(
+            len(table.groups[group.index].blocks) * group.block_size for group in self._growing
+        )
+        return new_ids
+
+    def block_ids(self, request: Request) -> list[list[int]]:
+        """Return a request's whole block tables as ids, one list per group."""
+        return self.tables[request.request_id].block_ids
+
+    def take_copies(self) -> list[BlockCopy]:
+        """Return the block copies asked for since the last call, in order."""
+        copies, self._copies = self._copies, []
+        return copies
 
     def queue_commits(self, request: Request, step: int) -> None:
         """Note the blocks that are full once `step` has computed up to `num_computed_tokens`."""
-        if not self.enable_caching:
-            return
         table, hashes = self.tables[request.request_id], request.chain.hashes
-        num_full = min(request.num_computed_tokens // self.pool.block_size, len(hashes))
+        num_hashed = min(request.num_computed_tokens // self.pool.block_size, len(hashes))
+        if self._recycling:
+            passed = hashes[table.num_hashed : num_hashed]
+            progress = Progress(table, request.num_computed_tokens, passed)
+            self._progress.setdefault(step, []).append(progress)
+        if num_hashed <= table.num_hashed or not self.enable_caching:
+            return
         commits = self._commits.setdefault(step, [])
-        for i in range(table.num_queued, num_full):
-            block = table.blocks[i]
-            parent = hashes[i - 1] if i else None
-            commits.append(PendingCommit(block, block.generation, hashes[i], parent))
-        table.num_queued = max(table.num_queued, num_full)
+        for group in self._cacheable:
+            self._queue_group(group, table.groups[group.index], hashes, num_hashed, commits)
+        table.num_hashed = num_hashed
 
     def commit_step(self, step: int) -> None:
-        """Make findable what `step` has written, except blocks that were given back meanwhile."""
+        """Make findable what `step` has written, except blocks that were given back meanwhile.
+
+        A hash that no group keeps is not pending any more either.
+        """
         for commit in self._commits.pop(step, ()):
             if commit.block.generation != commit.generation:
                 continue
             self.pool.commit(commit.block, commit.block_hash, commit.parent_hash)
             self._writers.pop(commit.block_hash, None)
+        for progress in self._progress.pop(step, ()):
+            progress.table.num_processed = progress.num_computed_tokens
+            self._release_claims(progress.table, progress.hashes)
 
     def free(self, request: Request) -> None:
         """Give back all blocks of a request, deepest first, and its claims; a no-op without any."""
         table = self.tables.pop(request.request_id, None)
         if table is None:
             return
-        self.pool.free(table.blocks[::-1])
-        for block_hash in request.chain.hashes:
-            if self._writers.get(block_hash) == request.request_id:
+        self.num_reserved -= table.num_reserved
+        self.pool.free(self._deepest_first(table))
+        self._release_claims(table, request.chain.hashes)
+
+    def _release_claims(self, table: RequestTable, hashes: Sequence[BlockHash]) -> None:
+        for block_hash in hashes:
+            if self._writers.get(block_hash) is table:
                 del self._writers[block_hash]
 
-    def _num_blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.pool.block_size)
+    def _max_held_blocks(self, num_tokens: int) -> int:
+        return sum(group.max_held_blocks(num_tokens, self._in_flight) for group in self.groups)
+
+    def _copy_tails(self, tables: list[GroupTable], hit: PrefixHit) -> None:
+        """Give the request its own copy of each block that it takes over in part.
+
+        NOTE: a tail may itself be handed out here, for it counts as free. Tails are moved to the
+        end of the queue first, in the order in which they are copied, so none is overwritten
+        before it is read; copies are applied in order, before anything else is written.
+        """
+        tails = [(g, tail) for g, tail in enumerate(hit.tails) if tail is not None]
+        for _, tail in tails:
+            self.pool.refresh(tail)
+        for g, tail in tails:
+            (own,) = self.pool.allocate(1, g)
+            if own is not tail:
+                self._copies.append(BlockCopy(tail.block_id, own.block_id))
+            stride = self.groups[g].block_size // self.pool.block_size
+            tables[g].num_queued = len(tables[g].blocks) * stride
+            tables[g].blocks.append(own)
+
+    def _append(self, group: int, table: GroupTable, indices: Sequence[int]) -> list[int]:
+        """Append new blocks at the given indices, the null block in between; return their ids."""
+        blocks = table.blocks
+        start = len(blocks)
+        for i, block in zip(indices, self.pool.allocate(len(indices), group), strict=True):
+            while len(blocks) < i:
+                blocks.append(self.pool.null_block)
+            blocks.append(block)
+        return [block.block_id for block in blocks[start:]]
+
+    def _recycle(self, table: RequestTable) -> None:
+        """Give back what no group reads any more, even in the steps in flight.
+
+        NOTE: a reserve gets back what becomes free. It is short of a block that others still
+        share; `can_fit` counted that one for them too, so one of the running can always go on.
+        """
+        for group in self._recycling:
+            held = table.groups[group.index]
+            end = min(group.num_skipped_blocks(table.num_processed), len(held.blocks))
+            skipped = [b for b in held.blocks[held.num_skipped : end] if b.block_id]
+            for i in range(held.num_skipped, end):
+                held.blocks[i] = self.pool.null_block
+            held.num_skipped = max(held.num_skipped, end)
+            num_free = self.pool.num_free
+            self.pool.free(skipped[::-1])
+            if table.has_reserve:
+                table.num_reserved += self.pool.num_free - num_free
+                self.num_reserved += self.pool.num_free - num_free
+
+    def _queue_group(
+        self,
+        group: KVGroup,
+        table: GroupTable,
+        hashes: Sequence[BlockHash],
+        num_hashed: int,
+        commits: list[PendingCommit],
+    ) -> None:
+        """Queue the hash units of one group; null blocks hold nothing to commit.
+
+        A state exists only at the end of its block, so it has one hash instead of several.
+        """
+        stride = group.block_size // self.pool.block_size
+        unit = stride if group.is_state else 1
+        for end in range(table.num_queued + unit, num_hashed + 1, unit):
+            block = table.blocks[(end - 1) // stride]
+            if block.block_id:
+                parent = hashes[end - unit - 1] if end > unit else None
+                commits.append(PendingCommit(block, block.generation, hashes[end - 1], parent))
+        table.num_queued = num_hashed // unit * unit
+
+    def _deepest_first(self, table: RequestTable) -> list[Block]:
+        """Order all blocks so that eviction shortens the prefix in every group alike."""
+        if len(table.groups) == 1 and not self._recycling:
+            return table.groups[0].blocks[::-1]
+        ends = [
+            ((i + 1) * group.block_size, block)
+            for group, held in zip(self.groups, table.groups, strict=True)
+            for i, block in enumerate(held.blocks)
+            if block.block_id
+        ]
+        ends.sort(key=lambda entry: -entry[0])
+        return [block for _, block in ends]

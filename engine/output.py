@@ -11,10 +11,18 @@ import msgspec
 from engine.frontend.sampling_params import SamplingParams
 
 
+class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
+    """Copy the whole contents of one block to another."""
+
+    source: int
+    destination: int
+
+
 class NewRequestData(msgspec.Struct, frozen=True, kw_only=True):
     """A request that enters (or re-enters) the running batch.
 
-    `token_ids`: prompt and everything generated so far. `block_ids`: its whole block table.
+    `token_ids`: prompt and everything generated so far. `block_ids`: its whole block tables,
+    one per cache group; block 0 stands where a group needs none.
     `num_computed_tokens`: how many leading tokens already have their KV in those blocks.
     `num_prompt_tokens` tells output positions from prompt positions (seeds, min_tokens).
     `eos_token_ids` are masked until `sampling.min_tokens` outputs exist.
@@ -24,14 +32,14 @@ class NewRequestData(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int]
     num_prompt_tokens: int
     num_computed_tokens: int
-    block_ids: list[int]
+    block_ids: list[list[int]]
     sampling: SamplingParams
     eos_token_ids: tuple[int, ...] = ()
     choice: int = 0
 
 
 class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """One step. Order of application: drop, add, extend, compute.
+    """One step. Order of application: drop, add, extend, copy blocks (in order), compute.
 
     `num_scheduled_tokens`: request id -> tokens to compute now (> 0), in batch order; the runner
     knows each request's progress, because it computed all of it. A request whose chunk reaches
@@ -40,10 +48,11 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int
     new_requests: list[NewRequestData]
-    new_block_ids: dict[str, list[int]]  # appended to the block tables of running requests
+    new_block_ids: dict[str, list[list[int]]]  # appended to running requests' tables, per group
     num_scheduled_tokens: dict[str, int]
     num_computed_tokens: dict[str, int]  # before this step, for cross-checking
     dropped_request_ids: list[str]  # finished, aborted or preempted since the last step
+    block_copies: list[BlockCopy] = []  # none while every group's block is one hash unit
 
     @property
     def total_scheduled_tokens(self) -> int:

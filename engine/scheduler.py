@@ -10,11 +10,11 @@ import bisect
 import math
 from collections.abc import Iterable
 
-from engine.block import Block
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
 from engine.frontend.charge import charge
 from engine.kv_cache_manager import KVCacheManager
+from engine.kv_groups.coordinator import PrefixHit
 from engine.messages import EngineOutput, FinishReason
 from engine.output import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from engine.request import Request, RequestStatus
@@ -97,6 +97,7 @@ class Scheduler:
             num_scheduled_tokens=plan.num_scheduled_tokens,
             num_computed_tokens=plan.num_computed_tokens,
             dropped_request_ids=dropped,
+            block_copies=self.kv_cache.take_copies(),
         )
 
     def update_from_output(
@@ -222,7 +223,7 @@ class Scheduler:
             if request.awaited_hash and self.kv_cache.is_pending(request.awaited_hash):
                 continue
             hit = self.kv_cache.find_hit(request)
-            request.awaited_hash = self.kv_cache.awaited(request, len(hit))
+            request.awaited_hash = self.kv_cache.awaited(request, hit)
             if request.awaited_hash:
                 continue
             num_reserved = self._num_reserved(request)
@@ -255,19 +256,19 @@ class Scheduler:
         longest = self.max_model_len if limit is None else request.num_prompt_tokens + limit
         return max(request.num_tokens, min(self.max_model_len, longest))
 
-    def _admit(self, plan: _Plan, request: Request, hit: list[Block], num_reserved: int) -> None:
-        request.num_computed_tokens = len(hit) * self.pool.block_size
+    def _admit(self, plan: _Plan, request: Request, hit: PrefixHit, num_reserved: int) -> None:
+        request.num_computed_tokens = hit.num_tokens
         if request.num_cached_tokens is None:
             self._count_admission(request)
         request.status = RequestStatus.RUNNING
         bisect.insort(self.running, request, key=self.waiting.importance)
-        self.kv_cache.admit(request, hit)
-        num_new = plan.chunk_of(request)
         is_protected = num_reserved > request.num_tokens
-        num_held = num_reserved if is_protected else request.num_computed_tokens + num_new
-        new_blocks = self.kv_cache.extend(request, num_held)
-        assert new_blocks is not None, "the whole request fits but its first chunk does not"
-        plan.add_new(request, [b.block_id for b in (*hit, *new_blocks)])
+        reserve_tokens = num_reserved if is_protected else None
+        self.kv_cache.admit(request, hit, reserve_tokens=reserve_tokens)
+        num_new = plan.chunk_of(request)
+        new_ids = self.kv_cache.extend(request, request.num_computed_tokens + num_new)
+        assert new_ids is not None, "the whole request fits but its first chunk does not"
+        plan.add_new(request, self.kv_cache.block_ids(request))
         self._plan_tokens(plan, request, num_new)
 
     def _count_admission(self, request: Request) -> None:
@@ -395,7 +396,7 @@ class _Plan:
         self._max_chunk = max(1, math.ceil(budget * share))
         self.held_back: list[Request] = []
         self.new_requests: list[NewRequestData] = []
-        self.new_block_ids: dict[str, list[int]] = {}
+        self.new_block_ids: dict[str, list[list[int]]] = {}
         self.num_scheduled_tokens: dict[str, int] = {}
         self.num_computed_tokens: dict[str, int] = {}
 
@@ -407,13 +408,16 @@ class _Plan:
         self.held_back.append(request)
         return self._max_chunk
 
-    def add_blocks(self, request: Request, blocks: list[Block]) -> None:
-        """Tell the runner the blocks that a running request was given."""
-        if blocks:
-            ids = self.new_block_ids.setdefault(request.request_id, [])
-            ids.extend(block.block_id for block in blocks)
+    def add_blocks(self, request: Request, new_ids: list[list[int]]) -> None:
+        """Tell the runner the blocks that a running request was given, per cache group."""
+        if not new_ids:
+            return
+        known = self.new_block_ids.setdefault(request.request_id, new_ids)
+        if known is not new_ids:
+            for ids, more in zip(known, new_ids, strict=True):
+                ids.extend(more)
 
-    def add_new(self, request: Request, block_ids: list[int]) -> None:
+    def add_new(self, request: Request, block_ids: list[list[int]]) -> None:
         """Tell the runner everything about a request that enters the batch."""
         source = request.source
         self.new_requests.append(

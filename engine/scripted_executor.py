@@ -1,8 +1,8 @@
 """An executor without a model: real block tables, deterministic tokens, a stated step cost.
 
-The next token is a hash of the KV contents that a model would read through the block table, and
-each slot's content depends on the contents before it: a wrong, stale or unwritten block changes
-the output, as it would with a real model. Used by tests, the simulator and fleets without torch.
+The next token is a hash of the KV contents that a model would read through the block tables
+(scripted_memory.py): a wrong, stale or unwritten block changes the output, as it would with a real
+model. Used by tests, the simulator and fleets without torch.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import msgspec
 
 from engine.executor import ExecutorInfo
+from engine.kv_groups.group import resolve_groups
+from engine.kv_groups.spec import ONE_FULL_ATTENTION_GROUP, KVGroupSpec
 from engine.output import ModelRunnerOutput, NewRequestData, SchedulerOutput
-
-_SLOT_BYTES = 8
+from engine.scripted_memory import SLOT_BYTES, Memory, ScriptedLayer, digest_of, make_layer
 
 
 class StepCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,19 +36,20 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 @dataclass(slots=True)
 class _Row:
-    """What the runner remembers of a running request."""
+    """What the runner remembers of a running request; block ids per cache group."""
 
     source: NewRequestData
     token_ids: list[int]
-    block_ids: list[int]
+    block_ids: list[list[int]]
     num_computed_tokens: int
+    prompt_digest: bytes
 
 
 class ScriptedExecutor:
     """Deterministic tokens in [first_token, vocab_size) from the KV contents.
 
     Greedy requests draw from the contents alone, others from (contents, seed, choice, position).
-    `sleep` is called with the cost of each step; None costs nothing.
+    `sleep` is called with the cost of each step; None costs nothing. `block_size` is the engine's.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class ScriptedExecutor:
         vocab_size: int = 256,
         max_model_len: int = 1 << 20,
         first_token: int = 0,
+        kv_groups: tuple[KVGroupSpec, ...] = ONE_FULL_ATTENTION_GROUP,
         cost: StepCost | None = None,
         sleep: Callable[[float], None] | None = None,
     ) -> None:
@@ -66,25 +69,20 @@ class ScriptedExecutor:
             max_model_len=max_model_len,
             vocab_size=vocab_size,
             execution_digest=f"scripted-{vocab_size}-{first_token}",
+            kv_groups=kv_groups,
         )
         self.cost = cost or StepCost()
         self._sleep = sleep
-        self._block_size = block_size
         self._first_token = first_token
-        self._memory = [bytearray(block_size * _SLOT_BYTES) for _ in range(num_blocks)]
+        groups = resolve_groups(kv_groups, hash_block_size=block_size)
+        block_bytes = max(group.block_size for group in groups) * SLOT_BYTES
+        self._memory: Memory = [bytearray(block_bytes) for _ in range(num_blocks)]
+        self._layers: list[ScriptedLayer] = [make_layer(group, self._memory) for group in groups]
         self._rows: dict[str, _Row] = {}
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Write the scheduled slots, then sample for requests that reached their last token."""
-        for request_id in step.dropped_request_ids:
-            self._rows.pop(request_id, None)
-        for new in step.new_requests:
-            assert new.request_id not in self._rows, f"{new.request_id} is new but known"
-            self._rows[new.request_id] = _Row(
-                new, list(new.token_ids), list(new.block_ids), new.num_computed_tokens
-            )
-        for request_id, block_ids in step.new_block_ids.items():
-            self._rows[request_id].block_ids.extend(block_ids)
+        self._fold(step)
         sampled: dict[str, list[int]] = {}
         for request_id, count in step.num_scheduled_tokens.items():
             row = self._rows[request_id]
@@ -102,33 +100,40 @@ class ScriptedExecutor:
         """Forget every request."""
         self._rows.clear()
 
-    def _write(self, row: _Row, count: int) -> None:
-        position = row.num_computed_tokens
-        previous = self._slot(row, position - 1) if position else b""
-        for token_id in row.token_ids[position : position + count]:
-            content = hashlib.blake2b(
-                previous + token_id.to_bytes(4, "big"), digest_size=_SLOT_BYTES
-            ).digest()
-            block = self._memory[row.block_ids[position // self._block_size]]
-            offset = position % self._block_size * _SLOT_BYTES
-            block[offset : offset + _SLOT_BYTES] = content
-            previous = content
-            position += 1
-        row.num_computed_tokens = position
+    def _fold(self, step: SchedulerOutput) -> None:
+        """Apply a step to rows and memory, up to what it computes."""
+        for request_id in step.dropped_request_ids:
+            self._rows.pop(request_id, None)
+        for new in step.new_requests:
+            assert new.request_id not in self._rows, f"{new.request_id} is new but known"
+            self._rows[new.request_id] = _Row(
+                source=new,
+                token_ids=list(new.token_ids),
+                block_ids=[list(ids) for ids in new.block_ids],
+                num_computed_tokens=new.num_computed_tokens,
+                prompt_digest=digest_of(new.token_ids[: new.num_prompt_tokens]),
+            )
+        for request_id, new_ids in step.new_block_ids.items():
+            for known, more in zip(self._rows[request_id].block_ids, new_ids, strict=True):
+                known.extend(more)
+        for copy in step.block_copies:
+            self._memory[copy.destination][:] = self._memory[copy.source]
+        for new in step.new_requests:
+            row = self._rows[new.request_id]
+            for layer, table in zip(self._layers, row.block_ids, strict=True):
+                layer.enter(table, row.token_ids, row.prompt_digest, row.num_computed_tokens)
 
-    def _slot(self, row: _Row, position: int) -> bytes:
-        block = self._memory[row.block_ids[position // self._block_size]]
-        offset = position % self._block_size * _SLOT_BYTES
-        return bytes(block[offset : offset + _SLOT_BYTES])
+    def _write(self, row: _Row, count: int) -> None:
+        start, end = row.num_computed_tokens, row.num_computed_tokens + count
+        for layer, table in zip(self._layers, row.block_ids, strict=True):
+            layer.write(table, row.token_ids, row.prompt_digest, start, end)
+        row.num_computed_tokens = end
 
     def _sample(self, row: _Row) -> int:
-        """Hash all contents up to the last token, read through the block table."""
-        num_full, rest = divmod(row.num_computed_tokens, self._block_size)
-        digest = hashlib.blake2b(digest_size=_SLOT_BYTES)
-        for block_id in row.block_ids[:num_full]:
-            digest.update(self._memory[block_id])
-        if rest:
-            digest.update(self._memory[row.block_ids[num_full]][: rest * _SLOT_BYTES])
+        """Hash all contents that the last token reads, through the block tables."""
+        digest = hashlib.blake2b(digest_size=SLOT_BYTES)
+        for layer, block_ids in zip(self._layers, row.block_ids, strict=True):
+            layer.read(block_ids, row.num_computed_tokens, digest)
         sampling = row.source.sampling
         position = len(row.token_ids) - row.source.num_prompt_tokens
         if sampling.temperature > 0:

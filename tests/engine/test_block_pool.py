@@ -126,6 +126,59 @@ def test_freeing_twice_is_refused() -> None:
         pool.free(blocks)
 
 
+def test_a_block_that_was_read_is_reused_last() -> None:
+    pool = BlockPool(4, block_size=4)
+    first, second = pool.allocate(2)
+    pool.commit(first, CHAIN[0], None)
+    pool.commit(second, CHAIN[5], None)
+    pool.free([first, second])
+    pool.refresh(first)
+    assert [block.block_id for block in pool.allocate(3)] == [3, 2, 1]
+    pool.refresh(first)
+    assert first.ref_cnt == 1
+
+
+def commit_units(pool: BlockPool, block: Block, hashes: list[BlockHash]) -> None:
+    """Commit a block that covers several hash units from the start of the chain."""
+    for i, block_hash in enumerate(hashes):
+        pool.commit(block, block_hash, hashes[i - 1] if i else None)
+
+
+def test_a_block_of_several_units_is_found_by_each_and_forgotten_whole() -> None:
+    pool = BlockPool(2, block_size=4)
+    (block,) = pool.allocate(1)
+    commit_units(pool, block, CHAIN[:3])
+    assert [pool.get_cached(h) for h in CHAIN[:4]] == [block, block, block, None]
+    check_pool(pool)
+    pool.free([block])
+    pool.take_events()
+    pool.allocate(1)
+    assert pool.take_events() == [BlockRemoved(block_hashes=[*CHAIN[2::-1]], group_idx=0)]
+    check_pool(pool)
+
+
+@pytest.mark.parametrize("longer_first", [True, False])
+def test_of_two_copies_the_one_that_reaches_further_stays(longer_first: bool) -> None:
+    pool = BlockPool(3, block_size=4)
+    longer, shorter = pool.allocate(2)
+    commit_units(pool, longer, CHAIN[:3])
+    commit_units(pool, shorter, CHAIN[:2])
+    pool.free([longer, shorter] if longer_first else [shorter, longer])
+    check_pool(pool)
+    assert [pool.get_cached(h) for h in CHAIN[:3]] == [longer] * 3
+    assert pool.allocate(1) == [shorter]
+
+
+def test_groups_keep_the_same_hash_apart() -> None:
+    pool = BlockPool(3, block_size=4, num_groups=2)
+    (block,) = pool.allocate(1, group=1)
+    pool.commit(block, CHAIN[0], None)
+    assert pool.get_cached(CHAIN[0]) is None
+    assert pool.get_cached(CHAIN[0], group=1) is block
+    assert list(pool.cached_keys()) == [(1, CHAIN[0])]
+    check_pool(pool)
+
+
 def test_a_pool_of_one_block_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 2 blocks"):
         BlockPool(1, block_size=4)

@@ -201,11 +201,11 @@ def step_of(
     blocks: dict[str, list[int]] | None = None,
     dropped: Sequence[str] = (),
 ) -> SchedulerOutput:
-    """Write one step by hand."""
+    """Write one step by hand, for a single cache group."""
     return SchedulerOutput(
         step=1,
         new_requests=list(new),
-        new_block_ids=blocks or {},
+        new_block_ids={request_id: [ids] for request_id, ids in (blocks or {}).items()},
         num_scheduled_tokens=scheduled or {},
         num_computed_tokens=computed or {},
         dropped_request_ids=list(dropped),
@@ -221,6 +221,6 @@ def new_request(
         token_ids=list(token_ids),
         num_prompt_tokens=len(token_ids),
         num_computed_tokens=num_computed,
-        block_ids=list(block_ids),
+        block_ids=[list(block_ids)],
         sampling=SamplingParams(temperature=0.0),
     )

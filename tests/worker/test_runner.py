@@ -137,7 +137,7 @@ def test_resumed_outputs_count_as_outputs(executor: UniprocExecutor) -> None:
             token_ids=prompt,
             num_prompt_tokens=len(prompt) - 8,
             num_computed_tokens=0,
-            block_ids=[1, 2],
+            block_ids=[[1, 2]],
             sampling=SamplingParams(temperature=0.0, min_tokens=min_tokens),
             eos_token_ids=(best,),
         )

@@ -39,7 +39,7 @@ def draw(
             token_ids=[0],
             num_prompt_tokens=1,
             num_computed_tokens=0,
-            block_ids=[1],
+            block_ids=[[1]],
             sampling=sampling,
             eos_token_ids=eos,
             choice=choice,
@@ -156,7 +156,7 @@ def test_a_row_samples_the_same_beside_rows_with_other_parameters() -> None:
                 token_ids=[0],
                 num_prompt_tokens=1,
                 num_computed_tokens=0,
-                block_ids=[1],
+                block_ids=[[1]],
                 sampling=sampling,
             ),
         )

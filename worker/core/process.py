@@ -8,6 +8,7 @@ and torch is imported only to build a model executor.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import time
@@ -195,6 +196,8 @@ def build_executor(spec: CoreSpec) -> Executor:
             cost=scripted.cost,
             sleep=time.sleep,
         )
+    # Read when torch is loaded: threads that wait spinning would starve a machine that is shared.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from worker.executors.uniproc import UniprocExecutor
 
     assert spec.model_folder is not None, "neither a model folder nor a scripted model"

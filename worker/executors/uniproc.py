@@ -142,7 +142,7 @@ def _warm_up(runner: ModelRunner, block_size: int, plan: KVCachePlan) -> None:
         token_ids=[0] * num_tokens,
         num_prompt_tokens=num_tokens,
         num_computed_tokens=0,
-        block_ids=[1],
+        block_ids=[[1]],
         sampling=SamplingParams(temperature=0.0),
     )
     runner.execute(_step(new=[request], scheduled=num_tokens, computed=0))

@@ -71,6 +71,7 @@ class ModelRunner:
             self._add(request)
         for request_id, block_ids in step.new_block_ids.items():
             self._requests.extend(request_id, block_ids)
+        assert not step.block_copies, "one group of whole hash units has nothing to copy"
 
     def _add(self, request: NewRequestData) -> None:
         self._sampling.set(self._requests.add(request), request)

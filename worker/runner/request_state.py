@@ -66,8 +66,8 @@ class RequestTable:
         self._extend(slot, request.block_ids)
         return slot
 
-    def extend(self, request_id: str, block_ids: Sequence[int]) -> None:
-        """Append blocks to the table of a running request."""
+    def extend(self, request_id: str, block_ids: Sequence[Sequence[int]]) -> None:
+        """Append blocks, one list per cache group, to the table of a running request."""
         self._extend(self._slot_of[request_id], block_ids)
 
     def append(self, slot: int, token_id: int) -> None:
@@ -75,7 +75,8 @@ class RequestTable:
         self.token_ids[slot, self.num_tokens[slot]] = token_id
         self.num_tokens[slot] += 1
 
-    def _extend(self, slot: int, block_ids: Sequence[int]) -> None:
+    def _extend(self, slot: int, block_ids: Sequence[Sequence[int]]) -> None:
+        (new,) = block_ids
         start = self.num_blocks[slot]
-        self.block_ids[slot, start : start + len(block_ids)] = block_ids
-        self.num_blocks[slot] = start + len(block_ids)
+        self.block_ids[slot, start : start + len(new)] = new
+        self.num_blocks[slot] = start + len(new)

@@ -28,6 +28,7 @@ def build_app(front: ReplicaFront) -> web.Application:
     app.router.add_get("/health", side_api.health)
     app.router.add_get("/metrics", side_api.metrics)
     app.router.add_get("/kv/snapshot", side_api.kv_snapshot)
+    app.router.add_post("/kv/rebuild", side_api.kv_rebuild)
     app.router.add_post("/reset_prefix_cache", side_api.reset_prefix_cache)
     app.router.add_get("/tokenizer", side_api.tokenizer)
     app.router.add_post("/tokenize", side_api.tokenize)

@@ -14,6 +14,7 @@ from engine.frontend.errors import RequestError
 from engine.frontend.openai import ChatMessage, ModelCard, ModelList
 from engine.frontend.params import check_token_ids
 from engine.frontend.parse import invalid_field, parse_object
+from kvindex.foundation.errors import DependencyError
 from worker.server.front import ReplicaFront
 from worker.server.generate_api import FRONT
 from worker.server.http import json_response, read_json_body
@@ -100,6 +101,18 @@ async def kv_snapshot(request: web.Request) -> web.Response:
     if layout != "msgpack":
         raise _invalid("format", f"must be msgpack or json, got {layout!r}")
     return web.Response(body=msgspec.msgpack.encode(snapshot), content_type=MSGPACK)
+
+
+async def kv_rebuild(request: web.Request) -> web.Response:
+    """Load a snapshot into the fleet's index anew; answers when that is done, with its size."""
+    ingester = request.app[FRONT].ingester
+    if ingester is None:
+        raise RequestError("not_found", "this replica is in no fleet: it has no index to rebuild")
+    try:
+        num_blocks = await ingester.rebuild()
+    except DependencyError as error:
+        raise RequestError("no_replica", f"not rebuilt: {error}", retry_after_s=1.0) from None
+    return json_response({"num_blocks": num_blocks, "epoch": ingester.epoch})
 
 
 async def reset_prefix_cache(request: web.Request) -> web.Response:

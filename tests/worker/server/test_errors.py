@@ -19,6 +19,7 @@ EVERY_ROUTE = [
     ("GET", "/v1/models"),
     ("GET", "/metrics"),
     ("GET", "/kv/snapshot"),
+    ("POST", "/kv/rebuild"),
     ("POST", "/reset_prefix_cache"),
     ("GET", "/tokenizer"),
     ("POST", "/tokenize"),

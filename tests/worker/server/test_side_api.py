@@ -84,6 +84,12 @@ async def test_a_snapshot_lists_the_cached_blocks_in_both_forms(replica: Running
     assert (await replica.get("/kv/snapshot?format=xml"))[0] == 400
 
 
+async def test_a_replica_on_its_own_has_no_index_to_rebuild(replica: RunningReplica) -> None:
+    status, body = await replica.post("/kv/rebuild", b"")
+    assert status == 404
+    assert body["error"]["message"] == "this replica is in no fleet: it has no index to rebuild"
+
+
 def test_a_snapshot_becomes_one_operation_per_group_and_tier() -> None:
     entries = [
         SnapshotEntry(b"a"),
