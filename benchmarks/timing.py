@@ -77,4 +77,8 @@ def show(report: Report, *, as_json: bool) -> None:
     print(f"{report.claim}\n{report.machine}; {report.settings}")
     for row in report.rows:
         verdict = {None: "", True: "met", False: "MISSED"}[row.met]
-        print(f"  {row.name:<44} {row.ours:>12,.1f} {row.unit:<4} {row.goal or '':>10} {verdict}")
+        peer = "" if row.peer is None else f"peer {row.peer:,.2f}"
+        ratio = "" if row.ratio is None else f"{row.ratio:.1f} x"
+        ours = f"{row.ours:>12,.{1 if row.ours >= 10 else 3}f} {row.unit:<4}"
+        line = f"  {row.name:<60} {ours} {row.goal or '':>10} {verdict:<7}{peer:>14} {ratio:>8}"
+        print(line.rstrip())

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 import msgspec
 
@@ -19,6 +18,7 @@ from kvindex.event_stream import StreamPosition, concerns, index_ops
 from kvindex.events import decode_batch
 from kvindex.foundation.errors import DependencyError, PrefixFleetError, WireError
 from kvindex.index import LoadReport, PrefixIndex, SequencedOps, Target, TrustMode
+from kvindex.ingest_state import Fault, IngestCounters
 from kvindex.registry import Registry, ReplicaRecord
 from kvindex.snapshot import SnapshotData
 from kvindex.subscriber import EventFrame, EventSubscriber
@@ -43,29 +43,6 @@ class IngestSource(msgspec.Struct, frozen=True, kw_only=True):
     report: Callable[[], LoadReport]
     is_alive: Callable[[], bool]
     make_record: Callable[[int], ReplicaRecord]
-
-
-@dataclass(slots=True)
-class IngestCounters:
-    """What has happened so far; the numbers only grow."""
-
-    num_batches: int = 0
-    num_gaps: int = 0
-    num_replays: int = 0
-    num_failed_replays: int = 0
-    num_snapshots: int = 0
-    num_registrations: int = 0
-    num_ignored_frames: int = 0
-    num_undecodable: int = 0
-    num_unknown_fields: int = 0
-    num_unknown_events: int = 0
-
-
-class Fault(msgspec.Struct, frozen=True):
-    """Why the index cannot be trusted, and the sequence number to replay from, if one helps."""
-
-    reason: str
-    replay_from: int | None = None
 
 
 class Ingester:
@@ -103,6 +80,8 @@ class Ingester:
         self._fault: Fault | None = Fault(self.reason)
         self._delay_s = 0.0
         self._mode_changed = asyncio.Event()
+        self._rebuilds: list[asyncio.Future[int]] = []
+        self._rebuild_asked = asyncio.Event()
 
     async def run(self) -> None:
         """Follow the engine until cancelled, then deregister the target and its record."""
@@ -113,17 +92,37 @@ class Ingester:
         finally:
             await self._leave()
 
+    async def rebuild(self) -> int:
+        """Replace what the index holds by a new snapshot; return the number of its blocks.
+
+        Raises DependencyError with the reason when that fails; it goes on being tried.
+        """
+        rebuilt: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._rebuilds.append(rebuilt)
+        self._rebuild_asked.set()
+        return await rebuilt
+
     # Following
 
     async def _follow(self) -> None:
         # The task outlives a wait that times out: cancelling a receive could lose its frames.
         receiving = asyncio.create_task(self._subscriber.receive(MAX_FRAMES_PER_APPLY))
+        asked = asyncio.create_task(self._rebuild_asked.wait())
         try:
             while True:
                 if self._fault is not None:
                     await self._repair(self._fault)
                     continue
-                done, _ = await asyncio.wait({receiving}, timeout=self._renew_s)
+                done, _ = await asyncio.wait(
+                    {receiving, asked},
+                    timeout=self._renew_s,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if asked in done:
+                    self._break("DEGRADED", Fault("a rebuild was asked for"))
+                    self._rebuild_asked.clear()
+                    asked = asyncio.create_task(self._rebuild_asked.wait())
+                    continue
                 with self._noting_faults():
                     if not done:
                         await self._fetch_lost_tail()
@@ -133,6 +132,8 @@ class Ingester:
                     await self._take(received.result())
         finally:
             receiving.cancel()
+            asked.cancel()
+            self._answer_rebuilds(DependencyError("the replica stops following its engine"))
 
     async def _take(self, frames: Iterable[EventFrame]) -> None:
         """Apply live frames, up to the first sign of a restart."""
@@ -154,13 +155,21 @@ class Ingester:
             self._delay_s = 0.0
 
     async def _fetch_lost_tail(self) -> None:
-        """Ask a quiet engine for what it published last: a lost last batch shows no gap."""
+        """Ask a quiet engine for what it published last: a lost last batch shows no gap.
+
+        The last batch that is known is asked for too: an engine that does not have it has
+        restarted and not published as much yet. One that gives no answer may have lost anything.
+        """
         if self._subscriber.can_replay and self._source.is_alive():
+            last_seq = self._applied_seq
             try:
-                frames = await self._subscriber.replay(self._next_seq)
+                frames = await self._subscriber.replay(last_seq or 0)
             except WireError as error:
                 self.counters.num_failed_replays += 1
-                logger.warning("target=%s %s", self.target, error)
+                self._break("DEGRADED", Fault(f"no events come: {error}"))
+                return
+            if last_seq is not None and not frames:
+                self._note_restart()
                 return
             await self._take_replayed(frames)
         self._delay_s = 0.0
@@ -211,13 +220,32 @@ class Ingester:
             await asyncio.sleep(self._delay_s)
         self._delay_s = min(max(2 * self._delay_s, FIRST_DELAY_S), MAX_DELAY_S)
         self._fault = None
+        answer: int | DependencyError | None = None
         with self._noting_faults():
-            if fault.replay_from is None or not await self._replay(fault.replay_from):
+            if (
+                self._rebuilds
+                or fault.replay_from is None
+                or not await self._replay(fault.replay_from)
+            ):
                 # Rebuilding covers whatever was noted until here; what comes up meanwhile stays.
                 self._fault = None
-                await self._rebuild()
+                answer = await self._rebuild()
         if self._fault is None:
             self._set_mode("EXACT", "")
+        elif answer is None:
+            answer = DependencyError(self._fault.reason)
+        if answer is not None:
+            self._answer_rebuilds(answer)
+
+    def _answer_rebuilds(self, answer: int | DependencyError) -> None:
+        for rebuilt in self._rebuilds:
+            if rebuilt.done():
+                continue  # Whoever asked has gone.
+            if isinstance(answer, DependencyError):
+                rebuilt.set_exception(answer)
+            else:
+                rebuilt.set_result(answer)
+        self._rebuilds.clear()
 
     async def _replay(self, from_seq: int) -> bool:
         """Fill a gap from the engine's own buffer; False when that cannot be done."""
@@ -244,8 +272,11 @@ class Ingester:
                 batches.append(decoded)
         return await self._apply(batches) if batches else True
 
-    async def _rebuild(self) -> None:
-        """Load a snapshot, under a new epoch when there is none or the engine is a new one."""
+    async def _rebuild(self) -> int:
+        """Load a snapshot, under a new epoch when there is none or the engine is a new one.
+
+        Returns the number of its blocks.
+        """
         if not self._source.is_alive():
             raise DependencyError(f"the engine core of {self.target} shows no heartbeat")
         if self.epoch is None and self._position.boot_ns is not None:
@@ -261,6 +292,7 @@ class Ingester:
             self._lose_epoch(epoch)
             raise DependencyError(f"the lease of {self.target} lapsed while a snapshot was loaded")
         self._applied_seq = data.seq if data.seq >= 0 else None
+        return sum(len(op.hashes) for op in data.ops)
 
     async def _register(self, boot_ns: int) -> None:
         """Open an epoch: what the index held of the target is gone with this call."""

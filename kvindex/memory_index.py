@@ -298,17 +298,14 @@ def _num_blocks(inventory: Inventory) -> dict[str, int]:
 
 
 def _longest_run(chain: list[int], first: int, holds: Callable[[int], bool]) -> int:
-    """Count the positions from `first` on whose hash is held, by galloping, then halving.
+    """Count the positions from `first` on whose hash is held, by halving, as in lua/match.lua.
 
-    O(log n) probes, as in lua/match.lua: inventories are prefix-closed, because an engine evicts
-    a block only after its children.
+    1 + log2(n) probes: inventories are prefix-closed, because an engine evicts a block only after
+    its children.
     """
     if first >= len(chain) or not holds(chain[first]):
         return 0
-    held, step = first, 1
-    while held + step < len(chain) and holds(chain[held + step]):
-        held, step = held + step, step * 2
-    missing = min(held + step, len(chain))
+    held, missing = first, len(chain)
     while missing - held > 1:
         middle = (held + missing) // 2
         if holds(chain[middle]):

@@ -101,7 +101,7 @@ class EventPublisher:
     def _socket(self, kind: int, endpoint: str, *, send_limit: int) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.SNDHWM, send_limit)
-        socket.setsockopt(zmq.LINGER, 200)
+        socket.setsockopt(zmq.LINGER, 1000)
         try:
             socket.bind(endpoint)
         except zmq.ZMQError as error:

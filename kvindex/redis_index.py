@@ -8,6 +8,7 @@ no policy, and it never sees a token.
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -31,41 +32,54 @@ from kvindex.redis_connect import dependency_errors
 from kvindex.redis_script import RedisScript
 
 HASH_BYTES = 8
+DIGEST_BYTES = 32
 SNAPSHOT_CHUNK_HASHES = 2500
-"""Hashes per script of a snapshot: the server is busy for some milliseconds with each."""
+"""Hashes per script of a snapshot: the server is busy for a few milliseconds with each."""
 
-SHADOW_TTL_S = 60
-"""How long an abandoned, half-loaded snapshot stays in the server."""
+SHADOW_TTL_S = 60.0
 
-_TARGETS = ("keyspace", "inventory", "reservations", "targets")
+_INVENTORIES = ("keyspace", "inventory", "slots")
+_TARGETS = (*_INVENTORIES, "reservations", "targets")
 _REGISTER = RedisScript("register", after=_TARGETS)
 _RENEW = RedisScript("renew", after=_TARGETS)
 _DEREGISTER = RedisScript("deregister", after=_TARGETS)
-_APPLY = RedisScript("apply", after=("keyspace", "inventory"))
-_SNAPSHOT_CHUNK = RedisScript("snapshot_chunk", after=("keyspace", "inventory"))
-_SNAPSHOT_COMMIT = RedisScript("snapshot_commit", after=("keyspace", "inventory"))
+_APPLY = RedisScript("apply", after=_INVENTORIES)
+_SNAPSHOT_BEGIN = RedisScript("snapshot_begin", after=_INVENTORIES)
+_SNAPSHOT_CHUNK = RedisScript("snapshot_chunk", after=_INVENTORIES)
+_SNAPSHOT_COMMIT = RedisScript("snapshot_commit", after=_INVENTORIES)
 _MATCH = RedisScript("match", after=("keyspace", "inventory"))
 _TOUCH_GATEWAY = RedisScript("touch_gateway", after=("keyspace", "reservations"))
 _RESERVE = RedisScript("reserve", after=("keyspace", "reservations"))
 _RELEASE_PREFILL = RedisScript("release_prefill", after=("keyspace", "reservations"))
 _RELEASE = RedisScript("release", after=("keyspace", "reservations"))
+_HELD = RedisScript("held", after=("keyspace", "inventory"))
 _STATES = RedisScript("states", after=("keyspace", "inventory"))
 
 _encoder = msgspec.msgpack.Encoder()
 _report_decoder = msgspec.msgpack.Decoder(LoadReport)
+_NO_LOAD = (0, 0, 0, 0)
+
+
+class HeldBlocks(msgspec.Struct, frozen=True, kw_only=True):
+    """Which of the blocks asked for a target does not hold, as of event batch `applied_seq`."""
+
+    epoch: int
+    applied_seq: int | None
+    missing: tuple[bytes, ...]
 
 
 class RedisIndex:
     """`PrefixIndex` over a Redis >= 6.2 or Valkey server; see kvindex/index.py for the contract.
 
     `match` looks at group 0 (full attention), on gpu and host together. The client is closed with
-    the index.
+    the index. `shadow_ttl_s`: how long a snapshot whose loading was broken off stays.
     """
 
-    def __init__(self, redis: Redis, pool: str) -> None:
+    def __init__(self, redis: Redis, pool: str, *, shadow_ttl_s: float = SHADOW_TTL_S) -> None:
         if "{" in pool or "}" in pool:
             raise ValueError(f"pool {pool!r} must not contain braces")
         self._redis = redis
+        self._shadow_ttl_s = shadow_ttl_s
         self._prefix = f"pf:{{{pool}}}:"
 
     async def register(self, target: Target, *, boot_ns: int, lease_s: float) -> int:
@@ -103,34 +117,26 @@ class RedisIndex:
         hashes_by_part: dict[str, list[bytes]] = defaultdict(list)
         for op in ops:
             hashes_by_part[_part(op)].extend(op.hashes)
-        shadow = secrets.token_hex(8)
+        name, ttl_ms = str(target), _milliseconds(self._shadow_ttl_s)
+        shadow = await self._run(_SNAPSHOT_BEGIN, name, epoch, secrets.token_hex(8), ttl_ms)
+        if shadow is None:
+            return False
         for part, chunk in _chunks(hashes_by_part):
-            loaded = await self._run(
-                _SNAPSHOT_CHUNK,
-                *(str(target), epoch, shadow, SHADOW_TTL_S * 1000, part, _pack(chunk)),
-            )
-            if not loaded:
+            packed = _pack(chunk)
+            if not await self._run(_SNAPSHOT_CHUNK, name, epoch, shadow, ttl_ms, part, packed):
                 return False
-        num_parts = sum(1 for hashes in hashes_by_part.values() if hashes)
-        return bool(
-            await self._run(_SNAPSHOT_COMMIT, str(target), epoch, shadow, seq + 1, num_parts)
-        )
+        return bool(await self._run(_SNAPSHOT_COMMIT, name, epoch, shadow, seq + 1))
 
     async def match(self, hashes: Sequence[bytes]) -> list[TargetMatch]:
-        """Return every live target with what it holds of the chain; O(targets * log(chain))."""
-        rows: list[list[Any]] = await self._run(_MATCH, _pack(hashes))
+        """Return every live target with what it holds of the chain, in one round trip.
+
+        The server makes log2(chain) calls for each different answer, however many targets give it.
+        """
+        targets, epochs, reports, matched, loads = await self._run(_MATCH, _pack(hashes))
+        load_of = {place - 1: load for place, *load in loads}
         matches = [
-            TargetMatch(
-                target=_parse_target(target),
-                epoch=int(epoch),
-                matched_blocks=matched,
-                pending_blocks=pending,
-                reserved_prefill_tokens=tokens,
-                reserved_blocks=blocks,
-                num_reserved=requests,
-                report=_report_decoder.decode(report),
-            )
-            for target, epoch, report, matched, pending, tokens, blocks, requests in rows
+            _match(*row, load_of.get(i, _NO_LOAD))
+            for i, row in enumerate(zip(targets, epochs, reports, matched, strict=True))
         ]
         return sorted(matches, key=lambda match: match.target)
 
@@ -178,11 +184,26 @@ class RedisIndex:
                 applied_seq=_before(next_seq),
                 num_blocks={"gpu": gpu, "host": host},
                 lease_left_s=lease_left_ms / 1000,
-                report=_report_decoder.decode(report),
+                report=_decode_report(report),
             )
             for target, epoch, next_seq, gpu, host, lease_left_ms, report in rows
         ]
         return sorted(states, key=lambda state: state.target)
+
+    async def held(self, target: Target, part: IndexOp) -> HeldBlocks | None:
+        """Tell which of the hashes of `part` a target lacks there; None when it is not live.
+
+        For inspection: `part` says group and tier, as an operation of a snapshot does.
+        """
+        missing: list[bytes] = []
+        for first in range(0, max(len(part.hashes), 1), SNAPSHOT_CHUNK_HASHES):
+            chunk = part.hashes[first : first + SNAPSHOT_CHUNK_HASHES]
+            found = await self._run(_HELD, str(target), _part(part), _pack(chunk))
+            if found is None:
+                return None
+            epoch, next_seq, flags = found
+            missing += [h for h, flag in zip(chunk, flags, strict=True) if flag == ord("0")]
+        return HeldBlocks(epoch=int(epoch), applied_seq=_before(next_seq), missing=tuple(missing))
 
     async def close(self) -> None:
         """Release connections."""
@@ -193,11 +214,27 @@ class RedisIndex:
         return await script.run(self._redis, self._prefix, *args)
 
 
+def _match(
+    target: bytes, epoch: bytes, report: bytes, matched: int, load: Sequence[int]
+) -> TargetMatch:
+    pending, tokens, blocks, requests = load
+    return TargetMatch(
+        target=_parse_target(target),
+        epoch=int(epoch),
+        matched_blocks=matched,
+        pending_blocks=pending,
+        reserved_prefill_tokens=tokens,
+        reserved_blocks=blocks,
+        num_reserved=requests,
+        report=_decode_report(report),
+    )
+
+
 def _pack(hashes: Sequence[bytes]) -> bytes:
     """Concatenate the last 8 bytes of each hash, shorter ones padded in front."""
-    packed = b"".join([block_hash[-HASH_BYTES:] for block_hash in hashes])
-    if len(packed) == HASH_BYTES * len(hashes):
-        return packed
+    if set(map(len, hashes)) == {DIGEST_BYTES}:
+        # Every fourth 64-bit word of the digests in a row: 5 times as fast as slicing each.
+        return memoryview(b"".join(hashes)).cast("Q")[3::4].tobytes()
     return b"".join([block_hash[-HASH_BYTES:].rjust(HASH_BYTES, b"\0") for block_hash in hashes])
 
 
@@ -225,6 +262,13 @@ def _before(next_seq: int) -> int | None:
     return next_seq - 1 if next_seq else None
 
 
+@functools.lru_cache(maxsize=4096)
+def _decode_report(packed: bytes) -> LoadReport:
+    """Decode a report once: it changes with each renewal, and a gateway reads it far more often."""
+    return _report_decoder.decode(packed)
+
+
+@functools.lru_cache(maxsize=4096)
 def _parse_target(text: bytes) -> Target:
     replica, _, dp_rank = text.decode().rpartition("/")
     return Target(replica, int(dp_rank))

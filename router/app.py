@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from router.api import admin, health, openai
+from router.api import admin, health, index_explain, openai
 from router.api.http import name_request, shape_errors
 from router.assembly import Gateway
 
@@ -38,6 +38,7 @@ def build_admin_app(gateway: Gateway) -> web.Application:
     app.router.add_get("/admin/replicas", admin.replicas)
     app.router.add_post("/admin/replicas/{id}/reset_prefix_cache", admin.reset_prefix_cache)
     app.router.add_get("/admin/decisions/{id}", admin.decision)
+    app.router.add_post("/admin/index/explain", index_explain.explain)
     app.router.add_get("/metrics", admin.metrics)
     app.router.add_get("/health", health.health)
     app.router.add_get("/ready", health.ready)

@@ -37,6 +37,16 @@ COMMANDS = {
     "gateway": Command("router.launch.gateway_command:gateway", "run a gateway alone"),
     "engine": Command("router.launch.engine_command:engine", "run one replica alone"),
     "index status": Command("router.launch.index_command:status", "show what the index holds"),
+    "index watch": Command("router.launch.index_command:watch", "show it again every second"),
+    "index verify": Command(
+        "router.launch.index_verify:verify", "compare the index with every replica's real pool"
+    ),
+    "index rebuild": Command(
+        "router.launch.index_rebuild:rebuild", "make replicas load their snapshot anew"
+    ),
+    "index explain": Command(
+        "router.launch.index_explain:explain", "show how much of a prompt each replica holds"
+    ),
     "replica list": Command("router.launch.inspect:replica_list", "list the gateway's replicas"),
     "replica reset-cache": Command(
         "router.launch.inspect:replica_reset_cache", "make a replica forget its cached blocks"

@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -96,22 +97,32 @@ class RedisServer:
 @pytest.fixture(scope="session")
 def shared_redis() -> Iterator[RedisServer]:
     """One server for the whole session; never kill it."""
-    yield from _running_server()
+    with running_server() as server:
+        yield server
 
 
 @pytest.fixture
 def private_redis() -> Iterator[RedisServer]:
     """One server for one test, which may kill and restart it."""
-    yield from _running_server()
+    with running_server() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
 def shared_valkey() -> Iterator[RedisServer]:
     """One Valkey server, the one that is embedded in a fleet, for the whole session."""
-    yield from _running_server(str(get_binary_path()))
+    with running_server(valkey_binary()) as server:
+        yield server
 
 
-def _running_server(binary: str = "redis-server") -> Iterator[RedisServer]:
+def valkey_binary() -> str:
+    """Return the path of the Valkey server that is embedded in a fleet."""
+    return str(get_binary_path())
+
+
+@contextmanager
+def running_server(binary: str = "redis-server") -> Iterator[RedisServer]:
+    """Run a server of its own inside the block."""
     folder = Path(tempfile.mkdtemp(prefix="pf-redis-"))
     server = RedisServer(folder, binary=binary)
     server.start()

@@ -1,15 +1,16 @@
 -- Apply event batches in order, each at most once, up to the first gap.
 -- ARGV: target, epoch, then per batch: seq, number of operations, and per operation: kind,
 -- "<group>:<tier>", concatenated 8-byte hashes.
--- Returns {status, next sequence number}, the latter 0 when fenced. Writes target:, parts:, held:.
+-- Returns {status, next sequence number}, the latter 0 when fenced. Writes next_seqs, slots,
+-- parts, table:, held:, dropped.
 
 local target, epoch = ARGV[1], ARGV[2]
 if not is_current(target, epoch, now_ms()) then
   return { 'fenced', 0 }
 end
-local state = key('target', target)
-local fields = redis.call('HMGET', state, 'gen', 'next_seq')
-local gen, next_seq = fields[1], tonumber(fields[2] or 0)
+local slot = redis.call('HGET', key('slots'), target)
+local next_seq = tonumber(redis.call('HGET', key('next_seqs'), target) or 0)
+local has_cleared = false
 local change = { stored = inventory_add, removed = inventory_remove }
 
 local status, position = 'applied', 3
@@ -25,13 +26,19 @@ while position <= #ARGV do
     if seq < next_seq then
       break
     elseif kind == 'cleared' then
-      inventory_drop(target, gen)
+      slot_drop(slot)
+      slot = slot_open()
+      has_cleared = true
+      redis.call('HSET', key('slots'), target, slot)
     else
-      change[kind](target, gen, ARGV[operation + 1], ARGV[operation + 2])
+      change[kind](slot, ARGV[operation + 1], ARGV[operation + 2])
     end
   end
   position = position + 3 * num_ops
   next_seq = math.max(next_seq, seq + 1)
 end
-redis.call('HSET', state, 'next_seq', integer(next_seq))
+redis.call('HSET', key('next_seqs'), target, integer(next_seq))
+if has_cleared then
+  slots_sweep()
+end
 return { status, next_seq }

@@ -2,7 +2,8 @@
 -- ARGV: target, epoch. Writes every key of the target (keyspace.lua).
 
 local target, epoch = ARGV[1], ARGV[2]
-if redis.call('HGET', key('target', target), 'epoch') == epoch then
+if redis.call('HGET', key('epochs'), target) == epoch then
   drop_target(target)
+  slots_sweep()
 end
 return 1

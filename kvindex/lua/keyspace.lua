@@ -2,16 +2,23 @@
 --
 -- All keys of a pool begin with KEYS[1] = "pf:{<pool>}:" (not a key itself, but in the pool's
 -- slot; the keys of a pool share one hash tag, so a script may compute them). <target> is
--- "<replica>/<dp_rank>"; <gen> names one generation of an inventory; <id> is
--- "<request_id>#<attempt>". Milliseconds are the server's own clock.
+-- "<replica>/<dp_rank>"; <id> is "<request_id>#<attempt>". Milliseconds are the server's own clock.
 --
 --   leases                        ZSET    target -> instant (ms) at which its lease lapses
 --   epoch:<target>                STRING  last epoch granted, decimal; outlives the target by a day
---   target:<target>               HASH    epoch, gen, next_seq (absent: 0), report
---   parts:<target>:<gen>          SET     "<group>:<tier>" of each part of the inventory
---   held:<target>:<gen>:<g>:<t>   SET     last 8 bytes of the hash of each block that is held
+--   epochs, slots                 HASH    target -> its current epoch, its inventory
+--   next_seqs, reports            HASH    target -> next sequence number (absent: 0), load report
+--   parts                         SET     "<group>:<tier>" of every part that has a table
+--   table:<part>                  HASH    buckets, members; #<slot>: members of that inventory
+--   held:<part>:<bucket>          SET     integers of slot and hash, one for each block held
+--   last_slot                     STRING  highest slot ever used
+--   free                          ZSET    slots that can be used again, by themselves
+--   dropped, sweeping             SET     slots whose members are swept later, are swept now
+--   swept                         HASH    part -> buckets that the present pass has swept
+--   shadows                       ZSET    "<slot>:<token>" -> instant (ms) at which it is given up
 --   gateways                      ZSET    gateway -> instant (ms) at which its lease lapses
---   load:<target>                 HASH    <gateway>|tokens, |blocks, |requests: sums of reservations
+--   load:<target>                 HASH    <gateway>|tokens, |blocks, |requests: what is reserved
+--   reserving                     SET     targets that have reservations
 --   reservations:<target>         ZSET    id -> instant (ms) of its removal, inf while counted
 --   reservation:<target>:<id>     HASH    gateway, tokens, blocks, counted, pending_until, pending
 --   pending:<target>              ZSET    <last 8 bytes of a hash><id> -> 0, searched by bytes
@@ -60,7 +67,7 @@ end
 
 -- True when `epoch` is the target's current one and its lease has not lapsed.
 local function is_current(target, epoch, now)
-  return redis.call('HGET', key('target', target), 'epoch') == epoch
+  return redis.call('HGET', key('epochs'), target) == epoch
     and lease_lapses_at(target) > now
 end
 

@@ -1,6 +1,6 @@
 -- Open a new epoch of a target with an empty inventory.
 -- ARGV: target, boot_ns (decimal), lease_ms, empty report. Returns the epoch (decimal).
--- Writes epoch:, target:, leases; drops what the target held and had reserved.
+-- Writes epoch:, epochs, slots, reports, leases; drops what the target held and had reserved.
 
 local target, boot_ns, lease_ms, report = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 
@@ -28,7 +28,9 @@ end
 local now = now_ms()
 drop_target(target)
 redis.call('SET', key('epoch', target), epoch)
-redis.call('HSET', key('target', target), 'epoch', epoch, 'gen', epoch, 'report', report)
+redis.call('HSET', key('epochs'), target, epoch)
+redis.call('HSET', key('slots'), target, slot_open())
+redis.call('HSET', key('reports'), target, report)
 redis.call('ZADD', key('leases'), integer(now + lease_ms), target)
 reclaim(now, 4)
 return epoch

@@ -46,6 +46,9 @@ local function forget(target, id)
   end)
   redis.call('UNLINK', reservation)
   redis.call('ZREM', key('reservations', target), id)
+  if redis.call('EXISTS', key('reservations', target)) == 0 then
+    redis.call('SREM', key('reserving'), target)
+  end
 end
 
 -- Forget reservations that ended and whose pending blocks have had their time; at most `limit`.
@@ -62,6 +65,7 @@ local function forget_target(target)
     redis.call('UNLINK', reservation_key(target, id))
   end
   redis.call('UNLINK', index, key('pending', target), key('load', target))
+  redis.call('SREM', key('reserving'), target)
 end
 
 local function forget_gateway(target, gateway)

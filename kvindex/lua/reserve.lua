@@ -1,6 +1,6 @@
 -- Count work that a gateway sends to a target, once per id.
 -- ARGV: target, id, gateway, tokens, blocks, pending_ttl_ms, concatenated 8-byte pending hashes.
--- Returns 1. Writes load:, reservation:, reservations:, pending:. Nothing is counted for a target
+-- Returns 1. Writes load:, reservation:, reservations:, reserving, pending:. Nothing is counted for a target
 -- or a gateway without a live lease: nobody would take it back.
 
 local target, id, gateway, tokens, blocks, ttl_ms, hashes =
@@ -15,6 +15,7 @@ end
 redis.call('HSET', reservation, 'gateway', gateway, 'tokens', tokens, 'blocks', blocks,
   'counted', 1, 'pending_until', integer(now + ttl_ms), 'pending', hashes)
 redis.call('ZADD', key('reservations', target), 'inf', id)
+redis.call('SADD', key('reserving'), target)
 local load = key('load', target)
 redis.call('HINCRBY', load, gateway .. '|tokens', tokens)
 redis.call('HINCRBY', load, gateway .. '|blocks', blocks)

@@ -1,16 +1,14 @@
--- Add a part of a snapshot to a shadow generation, which nobody reads yet.
--- ARGV: target, epoch, gen, shadow_ttl_ms, "<group>:<tier>", concatenated 8-byte hashes.
--- Returns 1; 0 when fenced. Writes parts: and held: of the shadow, which expire when abandoned.
+-- Add blocks to a shadow, and prolong its life.
+-- ARGV: target, epoch, shadow, shadow_ttl_ms, "<group>:<tier>", concatenated 8-byte hashes.
+-- Returns 1; 0 when fenced or when the shadow was given up. Writes parts, table:, held:, shadows.
 
-local target, epoch, gen, ttl_ms, part, hashes =
-  ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
-if not is_current(target, epoch, now_ms()) then
-  inventory_drop(target, gen)
+local target, epoch, shadow, ttl_ms, part, hashes =
+  ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6]
+local now = now_ms()
+local slot = shadow_slot(shadow, now)
+if not slot or not is_current(target, epoch, now) then
   return 0
 end
-inventory_add(target, gen, part, hashes)
-for _, added in ipairs(redis.call('SMEMBERS', key('parts', target, gen))) do
-  redis.call('PEXPIRE', part_key(target, gen, added), ttl_ms)
-end
-redis.call('PEXPIRE', key('parts', target, gen), ttl_ms)
+inventory_add(slot, part, hashes)
+redis.call('ZADD', key('shadows'), integer(now + ttl_ms), shadow)
 return 1

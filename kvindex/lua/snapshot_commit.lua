@@ -1,18 +1,17 @@
--- Swap a complete shadow generation in; the inventory before it is dropped.
--- ARGV: target, epoch, gen, next sequence number, number of parts.
--- Returns 1; 0 when fenced or when the shadow expired. Writes target:, held:, parts:.
+-- Swap a complete shadow in; the inventory before it is dropped.
+-- ARGV: target, epoch, shadow, next sequence number.
+-- Returns 1; 0 when fenced or when the shadow was given up. Writes slots, next_seqs, shadows,
+-- dropped, and what sweeping needs.
 
-local target, epoch, gen, next_seq, num_parts = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
-local parts = redis.call('SMEMBERS', key('parts', target, gen))
-if #parts ~= num_parts or not is_current(target, epoch, now_ms()) then
-  inventory_drop(target, gen)
+local target, epoch, shadow, next_seq = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local now = now_ms()
+local slot = shadow_slot(shadow, now)
+if not slot or not is_current(target, epoch, now) then
   return 0
 end
-for _, part in ipairs(parts) do
-  redis.call('PERSIST', part_key(target, gen, part))
-end
-redis.call('PERSIST', key('parts', target, gen))
-local state = key('target', target)
-inventory_drop(target, redis.call('HGET', state, 'gen'))
-redis.call('HSET', state, 'gen', gen, 'next_seq', next_seq)
+slot_drop(redis.call('HGET', key('slots'), target))
+redis.call('HSET', key('slots'), target, slot)
+redis.call('HSET', key('next_seqs'), target, next_seq)
+redis.call('ZREM', key('shadows'), shadow)
+slots_sweep()
 return 1

@@ -33,10 +33,21 @@ def answers_ok(url: str) -> bool:
 
 
 def call(
-    url: str, *, key: str | None = None, method: str = "GET", timeout_s: float = _CALL_TIMEOUT_S
+    url: str,
+    *,
+    key: str | None = None,
+    method: str = "GET",
+    body: object = None,
+    timeout_s: float = _CALL_TIMEOUT_S,
 ) -> Answer:
-    """Call a URL and return what came, whatever its status; DependencyError when nothing did."""
-    request = urllib.request.Request(url, method=method)
+    """Call a URL and return what came, whatever its status; DependencyError when nothing did.
+
+    `body` is sent as JSON unless it is None.
+    """
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data=data, method=method)
+    if data is not None:
+        request.add_header("Content-Type", "application/json")
     if key is not None:
         request.add_header("Authorization", f"Bearer {key}")
     # A proxy of the environment has no business between processes of one fleet.

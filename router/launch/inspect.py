@@ -119,6 +119,7 @@ def ask(
     path: str,
     *,
     method: str = "GET",
+    body: object = None,
 ) -> Answer:
     """Call the admin API; raise PrefixFleetError with its message unless it answers 200."""
     if flags.admin_url is not None:
@@ -129,16 +130,17 @@ def ask(
     else:
         fleet = require_running(find_run_dir(invocation, parser.overrides(flags)))
         url, key = fleet.admin_url, fleet.admin_key
-    answer = call(f"{url}{path}", key=key, method=method)
+    answer = call(f"{url}{path}", key=key, method=method, body=body)
     if answer.status != 200 or answer.body is None:
-        raise PrefixFleetError(_reason(answer))
+        raise PrefixFleetError(refusal(answer) or f"the admin API answered {answer.status}")
     return answer
 
 
-def _reason(answer: Answer) -> str:
+def refusal(answer: Answer) -> str | None:
+    """Return the message of an answer that is an error in OpenAI's shape, None when it is not."""
     error = answer.body.get("error") if isinstance(answer.body, dict) else None
     message = error.get("message") if isinstance(error, dict) else None
-    return message or f"the admin API answered {answer.status}"
+    return message if isinstance(message, str) else None
 
 
 def _print(rows: list[dict[str, Any]], invocation: Invocation) -> None:

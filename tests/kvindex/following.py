@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from kvindex.hashing import HashScheme, known_answer
-from kvindex.index import LoadReport, PrefixIndex
+from kvindex.index import LoadReport, PrefixIndex, Target
 from kvindex.ingest import Ingester, IngestSource
 from kvindex.memory_registry import MemoryRegistry
 from kvindex.registry import ModelIdentity, ReplicaRecord
@@ -27,16 +27,17 @@ class Follow:
     ingester: Ingester
     index: PrefixIndex
     registry: MemoryRegistry
+    target: Target = A
     is_alive: bool = True
     load: LoadReport = field(default_factory=LoadReport)
 
     async def matched(self) -> int | None:
-        """Return what target A is credited with of chain X, None when it is not live."""
+        """Return what the target is credited with of chain X, None when it is not live."""
         found = {match.target: match.matched_blocks for match in await self.index.match(X)}
-        return found.get(A)
+        return found.get(self.target)
 
     async def exact_with(self, num_blocks: int) -> None:
-        """Wait until the ingester is EXACT and A is credited with this many blocks."""
+        """Wait until the ingester is EXACT and credits the target with this many blocks."""
 
         async def reached() -> bool:
             return self.ingester.mode == "EXACT" and await self.matched() == num_blocks
@@ -62,6 +63,7 @@ async def following(
     engine: StreamEngine,
     index: PrefixIndex,
     *,
+    target: Target = A,
     renew_s: float = 0.1,
     lease_s: float = 10.0,
     has_replay: bool = True,
@@ -80,7 +82,7 @@ async def following(
         make_record=record,
     )
     ingester = Ingester(
-        A,
+        target,
         subscriber=subscriber,
         index=index,
         registry=registry,
@@ -88,7 +90,7 @@ async def following(
         lease_s=lease_s,
         renew_s=renew_s,
     )
-    follow = Follow(engine, ingester, index, registry)
+    follow = Follow(engine, ingester, index, registry, target)
     running = asyncio.create_task(ingester.run())
     try:
         await engine.subscribed()

@@ -190,16 +190,18 @@ async def test_what_is_queued_is_sent_before_the_end() -> None:
     collector = context.socket(zmq.SUB)
     collector.setsockopt_string(zmq.SUBSCRIBE, "")
     publisher = EventPublisher(TOPIC)
-    collector.connect(publisher.endpoint)
-    with subscribed(publisher) as subscriber:
-        await _first_live_seq(publisher, subscriber)
-    last = [publisher.publish(batch(i)) for i in range(50)][-1]
-    publisher.close()
-    publisher.close()
-    async with asyncio.timeout(5):
-        while int.from_bytes((await collector.recv_multipart())[1], "big") < last:
-            pass
-    context.destroy(linger=0)
+    try:
+        collector.connect(publisher.endpoint)
+        while not await collector.poll(10):
+            publisher.publish(EventBatch(0.0, []))
+        last = [publisher.publish(batch(i)) for i in range(50)][-1]
+        publisher.close()
+        publisher.close()
+        async with asyncio.timeout(5):
+            while int.from_bytes((await collector.recv_multipart())[1], "big") < last:
+                pass
+    finally:
+        context.destroy(linger=0)
 
 
 async def test_an_endpoint_in_use_is_named() -> None:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from kvindex.events import EventBatch
+from kvindex.foundation.errors import DependencyError
 from kvindex.memory_index import AsyncMemoryIndex
 from kvindex.snapshot import SnapshotData
 from tests.contracts.index_subject import BOOT_NS, A
@@ -121,6 +122,21 @@ async def test_an_engine_without_replay_is_repaired_by_a_snapshot(
         assert engine.num_replay_requests == 0
 
 
+@pytest.mark.fault("router-5")
+async def test_an_engine_whose_events_never_come_is_reported_and_repaired_by_snapshots(
+    engine: StreamEngine, index: AsyncMemoryIndex
+) -> None:
+    async with following(engine, index, renew_s=0.05) as follow:
+        await follow.exact_with(0)
+        engine.answers_replay = False
+        await engine.store(X[:4], delivered=False)
+        await eventually(lambda: follow.ingester.mode == "DEGRADED")
+        assert follow.ingester.reason.startswith("no events come: replay: ")
+        await follow.exact_with(4)
+        await engine.store(X[4:6], delivered=False)
+        await follow.exact_with(6)
+
+
 async def test_a_lost_last_batch_is_found_by_asking(
     engine: StreamEngine, index: AsyncMemoryIndex
 ) -> None:
@@ -186,6 +202,21 @@ async def test_a_restart_is_seen_in_a_replay(engine: StreamEngine, index: AsyncM
         await engine.store(X[:3], delivered=False)
         await follow.exact_with(3)
         assert follow.ingester.epoch == BOOT_NS + 7
+
+
+@pytest.mark.fault("router-1")
+async def test_a_restart_whose_first_batch_is_lost_is_seen_by_asking(
+    engine: StreamEngine, index: AsyncMemoryIndex
+) -> None:
+    async with following(engine, index, renew_s=0.05) as follow:
+        for i in range(3):
+            await engine.store(X[i : i + 1])
+        await follow.exact_with(3)
+        engine.reboot(boot_ns=BOOT_NS + 7)
+        await engine.store(X[:2], delivered=False)
+        await follow.exact_with(2)
+        assert follow.ingester.epoch == BOOT_NS + 7
+        assert follow.ingester.counters.num_snapshots == 2
 
 
 @pytest.mark.fault("router-1")
@@ -285,3 +316,51 @@ async def test_batches_of_another_rank_are_not_credited(
         await engine.store(X[:2])
         await follow.exact_with(2)
         assert follow.ingester.counters.num_ignored_frames == 1
+
+
+async def test_a_rebuild_replaces_what_the_index_holds(
+    engine: StreamEngine, index: AsyncMemoryIndex
+) -> None:
+    async with following(engine, index, renew_s=5.0) as follow:
+        await engine.store(X[:9])
+        await follow.exact_with(9)
+        engine.held = X[:4]  # As if events had been wrong.
+        assert await asyncio.wait_for(follow.ingester.rebuild(), 2) == 4
+        assert await follow.matched() == 4
+        assert follow.ingester.mode == "EXACT"
+        assert follow.ingester.epoch == BOOT_NS
+        await engine.store(X[4:6])
+        await follow.exact_with(6)
+
+
+async def test_a_rebuild_that_fails_says_why_and_goes_on_being_tried(
+    engine: StreamEngine, index: AsyncMemoryIndex
+) -> None:
+    async with following(engine, index, renew_s=5.0) as follow:
+        await follow.exact_with(0)
+        follow.is_alive = False
+        with pytest.raises(DependencyError, match="the engine core of a/0 shows no heartbeat"):
+            await asyncio.wait_for(follow.ingester.rebuild(), 2)
+        engine.held = X[:4]
+        follow.is_alive = True
+        await follow.exact_with(4)
+
+
+async def test_a_rebuild_ends_with_its_ingester(
+    engine: StreamEngine, index: AsyncMemoryIndex
+) -> None:
+    forever = asyncio.Event()
+
+    async def stuck_snapshot() -> SnapshotData:
+        await forever.wait()
+        raise AssertionError("unreachable")
+
+    async with following(engine, index, renew_s=5.0) as follow:
+        await follow.exact_with(0)
+        follow.ingester._source = msgspec.structs.replace(
+            follow.ingester._source, snapshot=stuck_snapshot
+        )
+        asked = asyncio.create_task(follow.ingester.rebuild())
+        await eventually(lambda: follow.ingester.mode == "DEGRADED")
+    with pytest.raises(DependencyError, match="stops following"):
+        await asked

@@ -1,0 +1,249 @@
+"""The index in a real Redis on loopback: match, apply, snapshot, bytes per block.
+
+    python -m benchmarks.bench_index [--quick] [--json]
+
+Beside it, in the same run: one hash key per block (the layout of llm-d's indexer), read by a script
+too, and the index in memory. Needs `redis-server` in the PATH.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from redis.asyncio import Redis
+
+from benchmarks.index_fleet import (
+    LEASE_S,
+    POOL,
+    Holding,
+    PerBlockKeys,
+    digests,
+    fill,
+    fill_memory,
+    random_holding,
+    shared_holding,
+)
+from benchmarks.timing import Report, Row, arguments, at_most, machine, median_us, show
+from kvindex.config import RedisConfig
+from kvindex.index import IndexOp, OpKind, SequencedOps, Target
+from kvindex.redis_connect import connect
+from kvindex.redis_index import RedisIndex
+from tests.redis_server import running_server
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """How much to measure; `fleets` are numbers of replicas and of entries in all."""
+
+    fleets: tuple[tuple[int, int], ...]
+    lengths: tuple[int, ...] = (64, 1000, 8000)
+    repeat: int = 200
+    num_blocks: int = 100_000
+    num_peer_matches: int = 10
+
+
+QUICK = Plan(fleets=((8, 200_000), (64, 200_000)), lengths=(64, 1000), repeat=100)
+FULL = Plan(fleets=((8, 1_000_000), (64, 1_000_000), (256, 1_000_000), (64, 10_000_000)))
+PATIENT = RedisConfig(call_timeout_s=60.0)
+WARM_UP = 3
+SETTLE_S = 5.0
+GOALS_MS = {(64, 1000): 0.8, (8, 128): 0.25}
+
+
+async def samples_ms(call: Callable[[], Awaitable[object]], repeat: int) -> list[float]:
+    """Return the sorted times of `repeat` calls, after a few that warm up."""
+    for _ in range(WARM_UP):
+        await call()
+    samples = []
+    for _ in range(repeat):
+        started = time.perf_counter()
+        await call()
+        samples.append((time.perf_counter() - started) * 1e3)
+    return sorted(samples)
+
+
+def p99(samples: list[float]) -> float:
+    """Return the 99th percentile of sorted samples."""
+    return samples[min(len(samples) - 1, round(0.99 * len(samples)))]
+
+
+async def used_memory(redis: Redis) -> int:
+    """Return the bytes that the server has allocated."""
+    return int((await redis.info("memory"))["used_memory"])
+
+
+async def server_cpu_s(redis: Redis) -> float:
+    """Return the processor seconds that the server has used so far."""
+    info = await redis.info("cpu")
+    return float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
+
+
+async def match_rows(plan: Plan, num_replicas: int, num_entries: int) -> list[Row]:
+    """Measure matches of every chain length in one fleet of one size."""
+    spread = [random_holding(num_replicas, length) for length in plan.lengths]
+    shared = shared_holding(num_replicas, 1000)
+    with running_server() as server:
+        redis = connect(server.url, PATIENT)
+        index = RedisIndex(redis, POOL)
+        before = await used_memory(redis)
+        await fill(index, [*spread, shared], num_entries=num_entries)
+        total = sum(sum(state.num_blocks.values()) for state in await index.states())
+        cost = (await used_memory(redis) - before) / total
+        where = f"{num_replicas} replicas, {total / 1e6:.1f} M entries"
+        goal = 12.0 if num_entries >= 10_000_000 else None
+        rows = [at_most(f"bytes per block, {where}", cost, "B", goal)]
+        for holding in spread:
+            rows += await compare(plan, index, redis, holding, where)
+        rows += await compare(plan, index, redis, shared, f"shared, {where}")
+        await index.close()
+    return rows
+
+
+async def compare(
+    plan: Plan, index: RedisIndex, redis: Redis, holding: Holding, where: str
+) -> list[Row]:
+    """Time our match, the peer's and that of the memory index, on the same holdings."""
+    chain, expected = holding.chain, {f"replica-{i}": n for i, n in enumerate(holding.lengths)}
+    peer, memory = PerBlockKeys(redis), fill_memory(holding)
+    await peer.fill(holding)
+    assert {m.target.replica: m.matched_blocks for m in await index.match(chain)} == expected
+    found = {name.decode(): length for name, length in (await peer.match(chain)).items()}
+    assert found == {name: length for name, length in expected.items() if length}
+    cpu = await server_cpu_s(redis)
+    ours = await samples_ms(lambda: index.match(chain), plan.repeat)
+    cpu_ms = (await server_cpu_s(redis) - cpu) / (plan.repeat + WARM_UP) * 1e3
+    theirs = await samples_ms(lambda: peer.match(chain), plan.num_peer_matches)
+    in_memory = median_us(lambda: memory.match(chain), repeat=20) / 1e3
+    await peer.forget(chain)
+    name = f"match {len(chain):,} blocks, {where}"
+    p50, peer_p50 = statistics.median(ours), statistics.median(theirs)
+    goal = GOALS_MS.get((len(expected), len(chain)))
+    first = at_most(f"{name}, p50", p50, "ms", goal)
+    first.peer, first.ratio = peer_p50, peer_p50 / p50
+    return [
+        first,
+        Row(name=f"{name}, p99", ours=p99(ours), peer=p99(theirs), unit="ms"),
+        Row(name=f"{name}, of which server", ours=cpu_ms, unit="ms"),
+        Row(name=f"{name}, in memory", ours=in_memory, unit="ms"),
+    ]
+
+
+async def small_fleet_rows(plan: Plan) -> list[Row]:
+    """Measure what a small installation sees: 8 replicas, 128 blocks."""
+    holding = random_holding(8, 128)
+    with running_server() as server:
+        redis = connect(server.url, PATIENT)
+        index = RedisIndex(redis, POOL)
+        await fill(index, [holding], num_entries=20_000)
+        pings = await samples_ms(redis.ping, plan.repeat)
+        ours = await samples_ms(lambda: index.match(holding.chain), plan.repeat)
+        await index.close()
+    p50 = statistics.median(ours)
+    row = at_most("match 128 blocks, 8 replicas, p50", p50, "ms", GOALS_MS[8, 128])
+    return [
+        row,
+        Row(name="match 128 blocks, 8 replicas, p99", ours=p99(ours), unit="ms"),
+        Row(name="PING through the same client, p50", ours=statistics.median(pings), unit="ms"),
+    ]
+
+
+async def change_rows(plan: Plan) -> list[Row]:
+    """Measure a snapshot, a steady stream of events, and what is left after removing it all."""
+    target, hashes = Target("replica-0"), digests(plan.num_blocks, seed=5)
+    with running_server() as server:
+        redis = connect(server.url, PATIENT)
+        index = RedisIndex(redis, POOL)
+        epoch = await index.register(target, boot_ns=1, lease_s=LEASE_S)
+        op = IndexOp(kind="stored", hashes=tuple(hashes))
+        started = time.perf_counter()
+        await index.load_snapshot(target, epoch, seq=-1, ops=[op])
+        wall_s = time.perf_counter() - started
+        rows = [at_most(f"snapshot of {plan.num_blocks:,} blocks", wall_s, "s", 2.0)]
+        events, calls = steady_stream(hashes)
+        cpu_s, started = await server_cpu_s(redis), time.perf_counter()
+        for batches in calls:
+            assert (await index.apply(target, epoch, batches)).status == "applied"
+        wall_s = time.perf_counter() - started
+        cpu_s = await server_cpu_s(redis) - cpu_s
+        rows.append(at_least("apply, block events", events / wall_s, "/s", 100_000))
+        rows.append(Row(name="apply, per second of server time", ours=events / cpu_s, unit="/s"))
+        rows.append(await memory_row(plan, index, redis))
+        await index.close()
+    return rows
+
+
+async def memory_row(plan: Plan, index: RedisIndex, redis: Redis) -> Row:
+    """Measure what stays of as many blocks as were stored and removed."""
+    target, hashes = Target("replica-1"), digests(plan.num_blocks, seed=6)
+    epoch = await index.register(target, boot_ns=1, lease_s=LEASE_S)
+    before, seq = await used_memory(redis), 0
+    kinds: tuple[OpKind, ...] = ("stored", "removed")
+    for kind in kinds:
+        for first in range(0, plan.num_blocks, 1000):
+            op = IndexOp(kind=kind, hashes=tuple(hashes[first : first + 1000]))
+            await index.apply(target, epoch, [SequencedOps(seq, (op,))])
+            seq += 1
+        if kind == "stored":
+            full = await used_memory(redis) - before
+    # The server gives its connections' buffers back when they have been idle for a while.
+    deadline, rest = time.monotonic() + SETTLE_S, full
+    while rest > full / 50 and time.monotonic() < deadline:
+        await asyncio.sleep(0.2)
+        rest = await used_memory(redis) - before
+    name = f"memory left of {plan.num_blocks:,} blocks stored and removed"
+    return at_most(name, 100 * rest / full, "%", 10.0)
+
+
+def steady_stream(hashes: list[bytes]) -> tuple[int, list[list[SequencedOps]]]:
+    """Replace every block once: per batch 16 go and 16 come, in calls of 64 batches."""
+    new = digests(len(hashes), seed=9)
+    batches = [
+        SequencedOps(
+            seq,
+            (
+                IndexOp(kind="removed", hashes=tuple(hashes[first : first + 16])),
+                IndexOp(kind="stored", hashes=tuple(new[first : first + 16])),
+            ),
+        )
+        for seq, first in enumerate(range(0, len(hashes), 16))
+    ]
+    calls = [batches[first : first + 64] for first in range(0, len(batches), 64)]
+    return 2 * len(hashes), calls
+
+
+def at_least(name: str, ours: float, unit: str, bound: float) -> Row:
+    """Build a row whose goal is a lower bound."""
+    return Row(name=name, ours=ours, unit=unit, goal=f">= {bound:g}", met=ours >= bound)
+
+
+async def measure(plan: Plan) -> list[Row]:
+    """Measure everything, one server after the other."""
+    rows = await change_rows(plan)
+    rows += await small_fleet_rows(plan)
+    for num_replicas, num_entries in plan.fleets:
+        rows += await match_rows(plan, num_replicas, num_entries)
+    return rows
+
+
+def main() -> None:
+    """Measure and print."""
+    options = arguments(__doc__ or "")
+    plan = QUICK if options.quick else FULL
+    report = Report(
+        claim="One Redis tells who holds how much of a prefix, for a fleet, in one round trip",
+        machine=machine(),
+        settings={
+            "repeat": plan.repeat,
+            "holdings": "each replica holds a random part of the chain",
+            "peer": "one hash key per block, all read in one script",
+        },
+        rows=asyncio.run(measure(plan)),
+    )
+    show(report, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
