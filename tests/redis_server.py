@@ -34,7 +34,8 @@ class RedisServer:
     """One server process on 127.0.0.1; the port stays the same over restarts.
 
     `persistent` keeps an append-only file, so that a restart finds the data again; otherwise a
-    restart comes up empty. `options` are further command-line options.
+    restart comes up empty. `binary` None is Redis where it is installed, else the Valkey of the
+    package. `options` are further command-line options.
     """
 
     def __init__(
@@ -42,14 +43,14 @@ class RedisServer:
         folder: Path,
         *,
         persistent: bool = False,
-        binary: str = "redis-server",
+        binary: str | None = None,
         options: tuple[str, ...] = (),
     ) -> None:
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._folder = folder
         self._command = [
-            binary,
+            binary or shutil.which("redis-server") or valkey_binary(),
             *("--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(folder)),
             *("--save", "", "--appendonly", "yes" if persistent else "no"),
             *("--appendfsync", "always", *options),
@@ -121,7 +122,7 @@ def valkey_binary() -> str:
 
 
 @contextmanager
-def running_server(binary: str = "redis-server") -> Iterator[RedisServer]:
+def running_server(binary: str | None = None) -> Iterator[RedisServer]:
     """Run a server of its own inside the block."""
     folder = Path(tempfile.mkdtemp(prefix="pf-redis-"))
     server = RedisServer(folder, binary=binary)

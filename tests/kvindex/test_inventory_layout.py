@@ -21,7 +21,7 @@ MAX_COMPACT = 512
 
 @pytest.fixture(params=["redis", "valkey"])
 async def redis(request: pytest.FixtureRequest) -> AsyncIterator[Redis]:
-    binary = valkey_binary() if request.param == "valkey" else "redis-server"
+    binary = valkey_binary() if request.param == "valkey" else None
     with running_server(binary) as server:
         client = connect(server.url)
         yield client
