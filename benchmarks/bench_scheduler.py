@@ -18,6 +18,7 @@ from engine.request import Request
 from engine.scheduler import Scheduler
 from engine.stats import EngineCounters
 from kvindex.hashing import HashScheme, hash_tokens
+from worker.core.process import settle_garbage_collector
 
 SCHEME = HashScheme()
 
@@ -71,6 +72,7 @@ def main() -> None:
     """Measure and print."""
     options = arguments(__doc__ or "")
     repeat = 50 if options.quick else 300
+    settle_garbage_collector()  # as the engine-core process does
     rows: list[Row] = [
         at_most(f"step, {n} running requests", running(n, repeat), "us", goal)
         for n, goal in ((16, 93.0), (256, 1510.0), (1024, 7350.0))

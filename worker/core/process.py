@@ -7,6 +7,7 @@ and torch is imported only to build a model executor.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -196,8 +197,9 @@ def build_executor(spec: CoreSpec) -> Executor:
             cost=scripted.cost,
             sleep=time.sleep,
         )
-    # Read when torch is loaded: threads that wait spinning would starve a machine that is shared.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # Read when torch is loaded. Threads that wait for each other spin for a moment, then sleep:
+    # spinning for long starves a shared machine, never spinning halves the speed of a decode step.
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     from worker.executors.uniproc import UniprocExecutor
 
     assert spec.model_folder is not None, "neither a model folder nor a scripted model"
@@ -208,6 +210,17 @@ def build_executor(spec: CoreSpec) -> Executor:
         num_threads=spec.num_threads,
         kv_cache_memory_bytes=spec.kv_cache_memory_bytes,
     )
+
+
+def settle_garbage_collector() -> None:
+    """Take what is loaded out of garbage collection, and collect the rest less often.
+
+    A step makes a few objects per running request and no cycles; with Python's own thresholds the
+    collector takes half the time of a step with 1,024 requests.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 def main() -> int:
@@ -222,6 +235,7 @@ def main() -> int:
     except PrefixFleetError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 3
+    settle_garbage_collector()
     process = CoreProcess(spec, core, boot_ns)
     try:
         process.run()
