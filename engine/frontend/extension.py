@@ -13,7 +13,7 @@ class FleetExtension(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """What the gateway has already decided about a request.
 
     `prompt_token_ids` replaces rendering and tokenizing in the replica. `seed` is set whenever the
-    client gave none. `num_predicted_tokens` is what the gateway told the client to expect cached.
+    client gave none.
     """
 
     request_id: str
@@ -23,4 +23,3 @@ class FleetExtension(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     priority: int = 0
     seed: int | None = None
     prompt_token_ids: list[int] | None = None
-    num_predicted_tokens: int | None = None

@@ -231,7 +231,6 @@ def _body(job: Job, prepared: Prepared, placement: Placement) -> bytes:
         weight=job.tenant.weight,
         seed=job.seed,
         prompt_token_ids=single,
-        num_predicted_tokens=placement.winner.num_cached_tokens if prepared.prompts else None,
     )
     several = prepared.prompts if len(prepared.prompts) > 1 else None
     return body_for_ours(job.fields, extension, prompts=several)

@@ -12,8 +12,8 @@ from redis.asyncio import Redis
 from kvindex.index import LoadReport, SequencedOps, Target
 from kvindex.redis_connect import connect
 from kvindex.redis_index import RedisIndex
+from tests.conditions import until
 from tests.contracts.index_subject import BOOT_NS, CLEARED, A, B, Subject, chain, removed, stored
-from tests.kvindex.stream_engine import eventually
 from tests.redis_server import RedisServer
 
 FORBIDDEN = {"keys", "scan", "sscan", "hscan", "zscan", "flushall", "flushdb", "randomkey"}
@@ -61,7 +61,7 @@ async def test_no_operation_walks_over_keys(private_redis: RedisServer) -> None:
         listening = asyncio.create_task(listen())
         await use_everything(index)
         await redis.echo("the end")
-        await eventually(lambda: any("the end" in command for command in seen))
+        await until(lambda: any("the end" in command for command in seen))
         listening.cancel()
     verbs = {command.split(" ", 1)[0].strip('"').lower() for command in seen}
     assert verbs >= {"evalsha", "sadd", "smismember", "unlink", "zadd"}
@@ -119,7 +119,7 @@ async def test_after_all_removals_nothing_is_left(private_redis: RedisServer) ->
     async def is_back() -> bool:
         return await _used_memory(redis) < memory + 20_000
 
-    await eventually(is_back)
+    await until(is_back)
     await index.deregister(A, epoch)
     assert sorted(await redis.keys()) == [
         *(b"pf:{pool}:epoch:a/0", b"pf:{pool}:epoch:b/0", b"pf:{pool}:free"),
@@ -143,7 +143,7 @@ async def test_a_replica_that_died_is_reclaimed_by_the_others(private_redis: Red
         await index.renew(B, alive, lease_s=60, report=LoadReport())
         return await _num_held(redis) == 0
 
-    await eventually(is_gone)
+    await until(is_gone)
     assert [key for key in await redis.keys() if b"a/0" in key] == [b"pf:{pool}:epoch:a/0"]
     await index.close()
 
@@ -158,7 +158,7 @@ async def test_an_abandoned_snapshot_is_reclaimed(private_redis: RedisServer) ->
     async def has_begun() -> bool:
         return bool(await redis.exists("pf:{pool}:table:0:gpu"))
 
-    await eventually(has_begun)
+    await until(has_begun)
     loading.cancel()
     await asyncio.wait({loading})
     assert (await index.match(chain(1)))[0].matched_blocks == 0
@@ -167,7 +167,7 @@ async def test_an_abandoned_snapshot_is_reclaimed(private_redis: RedisServer) ->
         await index.renew(A, epoch, lease_s=60, report=LoadReport())
         return await _num_held(redis) == 0
 
-    await eventually(is_gone)
+    await until(is_gone)
     await index.close()
 
 

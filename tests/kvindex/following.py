@@ -13,8 +13,9 @@ from kvindex.ingest import Ingester, IngestSource
 from kvindex.memory_registry import MemoryRegistry
 from kvindex.registry import ModelIdentity, ReplicaRecord
 from kvindex.subscriber import EventSubscriber
+from tests.conditions import until
 from tests.contracts.index_subject import A, chain
-from tests.kvindex.stream_engine import StreamEngine, eventually
+from tests.kvindex.stream_engine import StreamEngine
 
 X = chain(200)
 
@@ -42,7 +43,7 @@ class Follow:
         async def reached() -> bool:
             return self.ingester.mode == "EXACT" and await self.matched() == num_blocks
 
-        await eventually(reached)
+        await until(reached)
 
 
 def record(epoch: int) -> ReplicaRecord:

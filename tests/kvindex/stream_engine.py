@@ -6,8 +6,7 @@ What a frame carries, whether it is delivered, and how replay answers is the tes
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 import zmq
 import zmq.asyncio
@@ -19,17 +18,6 @@ from kvindex.snapshot import SnapshotData
 from kvindex.topic import KvTopic
 
 DEADLINE_S = 10.0
-
-
-async def eventually(condition: Callable[[], bool | Awaitable[bool]]) -> None:
-    """Return as soon as the condition holds; fail after ten seconds."""
-    deadline = time.monotonic() + DEADLINE_S
-    while True:
-        holds = condition()
-        if holds if isinstance(holds, bool) else await holds:
-            return
-        assert time.monotonic() < deadline, "the condition never came true"
-        await asyncio.sleep(0.005)
 
 
 def store_event(hashes: Sequence[bytes], medium: str = "GPU") -> BlockStored:

@@ -15,8 +15,9 @@ from kvindex.foundation.errors import DependencyError, WireError
 from kvindex.publisher import EventPublisher
 from kvindex.subscriber import EventFrame, EventSubscriber
 from kvindex.topic import KvTopic, parse_topic
+from tests.conditions import until
 from tests.contracts.index_subject import chain
-from tests.kvindex.stream_engine import eventually, store_event
+from tests.kvindex.stream_engine import store_event
 
 TOPIC = "kv@a@17"
 
@@ -59,7 +60,7 @@ async def replayed(subscriber: EventSubscriber, from_seq: int, last_seq: int) ->
         frames[:] = await subscriber.replay(from_seq)
         return bool(frames) and frames[-1].seq == last_seq
 
-    await eventually(is_complete)
+    await until(is_complete)
     return frames
 
 
@@ -138,13 +139,13 @@ async def test_a_full_queue_never_blocks_and_the_loss_shows_as_a_gap() -> None:
     with publishing(max_queued_batches=1) as publisher, subscribed(publisher) as subscriber:
         seqs = [publisher.publish(batch(i)) for i in range(3000)]
         assert seqs == sorted(set(seqs))
-        await eventually(lambda: publisher.num_dropped > 0)
+        await until(lambda: publisher.num_dropped > 0)
 
         async def is_announced() -> bool:
             frames = await subscriber.replay(0)
             return bool(frames) and frames[-1].seq >= seqs[-1] and _missing(frames) > 0
 
-        await eventually(is_announced)
+        await until(is_announced)
         frames = await subscriber.replay(0)
         assert frames[-1].seq == publisher.last_seq
         assert _missing(frames) == publisher.num_dropped

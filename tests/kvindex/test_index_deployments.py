@@ -22,8 +22,8 @@ from kvindex.redis_connect import check_server, connect
 from kvindex.redis_index import RedisIndex
 from kvindex.redis_registry import RedisRegistry
 from kvindex.registry import ModelIdentity, ReplicaRecord
+from tests.conditions import until
 from tests.contracts.index_subject import BOOT_NS, CLEARED, A, B, Subject, chain, removed, stored
-from tests.kvindex.stream_engine import eventually
 from tests.redis_server import RedisServer, free_port, running_server, valkey_binary
 
 OLDEST_VARIABLE = "PREFIXFLEET_TEST_REDIS_62"
@@ -166,7 +166,7 @@ async def test_all_operations_of_a_pool_stay_on_one_node_of_a_cluster() -> None:
     async with cluster() as nodes:
         clients = [connect(node.server.url) for node in nodes]
         for client in clients:
-            await eventually(partial(is_ready, client))
+            await until(partial(is_ready, client))
         used: set[int] = set()
         for i in range(12):
             prefix = f"pf:{{pool-{i}}}:"

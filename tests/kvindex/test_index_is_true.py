@@ -24,9 +24,10 @@ from kvindex.foundation.errors import DependencyError
 from kvindex.index import IndexOp, SequencedOps, Target
 from kvindex.redis_connect import connect
 from kvindex.redis_index import RedisIndex
+from tests.conditions import until
 from tests.contracts.index_subject import BOOT_NS, chain, removed, stored
 from tests.kvindex.following import Follow, following
-from tests.kvindex.stream_engine import StreamEngine, eventually
+from tests.kvindex.stream_engine import StreamEngine
 from tests.redis_server import RedisServer
 
 CHAIN = chain(40)
@@ -118,7 +119,7 @@ class TwoReplicas(RuleBasedStateMachine):
 
         async def lapse() -> None:
             follow.is_alive = False
-            await eventually(is_gone)
+            await until(is_gone)
             follow.is_alive = True
 
         self._await(lapse())
@@ -176,7 +177,7 @@ class TwoReplicas(RuleBasedStateMachine):
             )
 
         try:
-            await eventually(is_at_rest)
+            await until(is_at_rest)
         except AssertionError:
             raise AssertionError(
                 f"{follow.ingester.mode} {follow.ingester.reason} {follow.ingester.counters} "

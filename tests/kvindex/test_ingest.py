@@ -11,9 +11,10 @@ from kvindex.events import EventBatch
 from kvindex.foundation.errors import DependencyError
 from kvindex.memory_index import AsyncMemoryIndex
 from kvindex.snapshot import SnapshotData
+from tests.conditions import until
 from tests.contracts.index_subject import BOOT_NS, A
 from tests.kvindex.following import X, following
-from tests.kvindex.stream_engine import StreamEngine, eventually, store_event
+from tests.kvindex.stream_engine import StreamEngine, store_event
 
 
 async def test_it_starts_from_a_snapshot_and_follows_the_events(
@@ -104,7 +105,7 @@ async def test_a_replay_that_is_never_answered_ends_in_a_snapshot(
         await follow.exact_with(0)
         await engine.store(X[:4], delivered=False)
         await engine.store(X[4:6])
-        await eventually(lambda: follow.ingester.mode == "DEGRADED")
+        await until(lambda: follow.ingester.mode == "DEGRADED")
         assert follow.ingester.reason == "event batches are missing from sequence number 0 on"
         await follow.exact_with(6)
         assert follow.ingester.counters.num_failed_replays == 1
@@ -130,7 +131,7 @@ async def test_an_engine_whose_events_never_come_is_reported_and_repaired_by_sna
         await follow.exact_with(0)
         engine.answers_replay = False
         await engine.store(X[:4], delivered=False)
-        await eventually(lambda: follow.ingester.mode == "DEGRADED")
+        await until(lambda: follow.ingester.mode == "DEGRADED")
         assert follow.ingester.reason.startswith("no events come: replay: ")
         await follow.exact_with(4)
         await engine.store(X[4:6], delivered=False)
@@ -295,7 +296,7 @@ async def test_undecodable_and_unknown_content_is_counted_and_repaired(
             )
         )
         await follow.exact_with(1)
-        await eventually(lambda: follow.ingester.counters.num_unknown_fields == 2)
+        await until(lambda: follow.ingester.counters.num_unknown_fields == 2)
         assert follow.ingester.counters.num_unknown_events == 1
         assert follow.ingester.counters.num_snapshots == 1
         engine.held += X[:3]
@@ -361,6 +362,6 @@ async def test_a_rebuild_ends_with_its_ingester(
             follow.ingester._source, snapshot=stuck_snapshot
         )
         asked = asyncio.create_task(follow.ingester.rebuild())
-        await eventually(lambda: follow.ingester.mode == "DEGRADED")
+        await until(lambda: follow.ingester.mode == "DEGRADED")
     with pytest.raises(DependencyError, match="stops following"):
         await asked

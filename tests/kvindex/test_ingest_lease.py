@@ -12,9 +12,10 @@ from kvindex.memory_index import AsyncMemoryIndex
 from kvindex.redis_connect import connect
 from kvindex.redis_index import RedisIndex
 from kvindex.snapshot import SnapshotData
+from tests.conditions import until
 from tests.contracts.index_subject import BOOT_NS, A
 from tests.kvindex.following import Follow, X, following
-from tests.kvindex.stream_engine import StreamEngine, eventually
+from tests.kvindex.stream_engine import StreamEngine
 from tests.redis_server import RedisServer, free_port
 
 
@@ -23,7 +24,7 @@ async def test_stopping_takes_target_and_record_away(
 ) -> None:
     async with following(engine, index) as follow:
         await follow.exact_with(0)
-        await eventually(lambda: _has_record(follow))
+        await until(lambda: _has_record(follow))
     assert await index.match(X) == []
     assert await follow.registry.records() == []
 
@@ -42,7 +43,7 @@ async def test_mode_and_load_travel_with_the_lease(
         async def reported() -> bool:
             return [m.report for m in await index.match([])] == [expected]
 
-        await eventually(reported)
+        await until(reported)
 
 
 async def test_a_silent_engine_core_loses_its_lease_until_it_beats_again(
@@ -57,7 +58,7 @@ async def test_a_silent_engine_core_loses_its_lease_until_it_beats_again(
         async def is_gone() -> bool:
             return await follow.matched() is None
 
-        await eventually(is_gone)
+        await until(is_gone)
         assert follow.ingester.mode == "FALLBACK"
         assert follow.ingester.reason == "the engine core of a/0 shows no heartbeat"
         follow.is_alive = True
@@ -73,7 +74,7 @@ async def test_a_fenced_ingester_registers_again(
         await engine.store(X[:4])
         await follow.exact_with(4)
         stolen = await index.register(A, boot_ns=BOOT_NS, lease_s=60)
-        await eventually(lambda: follow.ingester.epoch == stolen + 1)
+        await until(lambda: follow.ingester.epoch == stolen + 1)
         await follow.exact_with(4)
 
 
@@ -91,8 +92,8 @@ async def test_a_failing_snapshot_is_tried_again(
     engine.snapshot = unsteady_snapshot  # type: ignore[method-assign]
     await engine.store(X[:4], delivered=False)
     async with following(engine, index) as follow:
-        await eventually(lambda: follow.ingester.reason == "RuntimeError: engine busy")
-        await eventually(lambda: follow.ingester.reason == "engine gone")
+        await until(lambda: follow.ingester.reason == "RuntimeError: engine busy")
+        await until(lambda: follow.ingester.reason == "engine gone")
         await follow.exact_with(4)
 
 
@@ -106,7 +107,7 @@ async def test_repeated_repairs_wait_longer_each_time(
     engine.snapshot = no_snapshot  # type: ignore[method-assign]
     start = asyncio.get_running_loop().time()
     async with following(engine, index) as follow:
-        await eventually(lambda: engine.num_snapshots == 4)
+        await until(lambda: engine.num_snapshots == 4)
         assert asyncio.get_running_loop().time() - start > 0.1 + 0.2 + 0.4 - 0.05
         assert follow.ingester.mode == "FALLBACK"
 
@@ -133,7 +134,7 @@ async def test_redis_down_is_a_fallback_with_a_reason_until_it_is_back(
         await engine.store(X[:30])
         await follow.exact_with(30)
         private_redis.kill()
-        await eventually(lambda: follow.ingester.mode == "FALLBACK")
+        await until(lambda: follow.ingester.mode == "FALLBACK")
         assert follow.ingester.reason.startswith(f"Redis at {private_redis.url}: ")
         await engine.remove(X[10:30])
         await engine.store(X[10:12])
@@ -151,7 +152,7 @@ async def test_an_idle_fleet_notices_that_redis_was_emptied(
         await engine.store(X[:30])
         await follow.exact_with(30)
         await index._redis.flushall()
-        await eventually(lambda: follow.ingester.counters.num_registrations == 2)
+        await until(lambda: follow.ingester.counters.num_registrations == 2)
         await follow.exact_with(30)
     await index.close()
 
@@ -176,7 +177,7 @@ async def test_an_index_that_is_down_from_the_start_does_not_hide_the_replica(
 ) -> None:
     index = RedisIndex(connect(f"redis://127.0.0.1:{free_port()}/0"), "pool")
     async with following(engine, index) as follow:
-        await eventually(lambda: _has_record(follow))
+        await until(lambda: _has_record(follow))
         assert follow.ingester.mode == "FALLBACK"
         assert follow.ingester.epoch is None
     await index.close()
