@@ -74,14 +74,15 @@ def dependency_errors(redis: Redis) -> Iterator[None]:
     """Turn what redis-py raises inside the block into DependencyError with server and remedy.
 
     redis-py awaits its writes with asyncio.wait_for, which on Python 3.11 swallows a cancellation
-    that arrives as the write ends; it is raised again here, or the task would never end.
+    that arrives as the write ends; it is raised again here, or the task would never end. A write
+    to a connection that breaks at that moment comes out of uvloop as a bare RuntimeError.
     """
     task = asyncio.current_task()
     num_cancelled = task.cancelling() if task else 0
     failure: DependencyError | None = None
     try:
         yield
-    except (RedisError, OSError) as error:
+    except (RedisError, OSError, RuntimeError) as error:
         failure = DependencyError(
             f"Redis at {server_name(redis)}: {error or type(error).__name__}; "
             f"check that the server runs and that redis.index_url / redis.state_url are right"

@@ -143,6 +143,13 @@ async def test_a_cancellation_that_redis_py_swallows_is_raised_again() -> None:
     assert task.cancelled()
 
 
+async def test_a_write_to_a_closed_transport_says_that_the_server_is_gone() -> None:
+    """What uvloop raises when the connection breaks while redis-py writes to it."""
+    redis = connect("redis://localhost:1")
+    with pytest.raises(DependencyError, match="the handler is closed"), dependency_errors(redis):
+        raise RuntimeError("unable to perform operation on <TCPTransport>; the handler is closed")
+
+
 def test_braces_in_a_pool_name_are_refused() -> None:
     with pytest.raises(ValueError, match="must not contain braces"):
         RedisIndex(connect("redis://"), "a}b")
