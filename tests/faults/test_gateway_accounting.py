@@ -97,7 +97,7 @@ async def test_fifty_cancelled_streams_leave_no_load_behind() -> None:
 
 @pytest.mark.fault("router-39")
 async def test_counts_end_at_zero_after_errors_retries_and_cancels() -> None:
-    spec = gateway_spec(default_policy="round_robin", first_token_timeout_s=0.2)
+    spec = gateway_spec(default_policy="round_robin", first_token_timeout_s=1.0)
     async with running_gateway(spec, replicas=3) as running:
         failing, refusing, _ = running.replicas
         failing.behaviour = Behaviour(die_at=1)
