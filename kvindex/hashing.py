@@ -54,17 +54,20 @@ def cbor_uint(value: int, major: int = 0) -> bytes:
     return bytes((head | 27,)) + value.to_bytes(8, "big")
 
 
-def _cbor(value: object) -> bytes:
-    """Encode the few types that occur in extra keys; anything else raises TypeError."""
+def canonical_cbor(value: object) -> bytes:
+    """Encode None, text, bytes, integers and arrays of them, shortest form (RFC 8949).
+
+    These are the types of extra keys and salts; anything else raises TypeError.
+    """
     if value is None:
         return b"\xf6"
     if isinstance(value, str):
-        data = value.encode()
+        data = value.encode("utf-8", "surrogatepass")
         return cbor_uint(len(data), 3) + data
     if isinstance(value, bytes):
         return cbor_uint(len(value), 2) + value
     if isinstance(value, (tuple, list)):
-        return cbor_uint(len(value), 4) + b"".join(map(_cbor, value))
+        return cbor_uint(len(value), 4) + b"".join(map(canonical_cbor, value))
     if isinstance(value, int):
         return cbor_uint(value) if value >= 0 else cbor_uint(-1 - value, 1)
     raise TypeError(f"no canonical form for {type(value).__name__}")
@@ -93,7 +96,7 @@ def root_hash(scheme: HashScheme) -> BlockHash:
     """Return the parent of every first block: the hash of the serialised seed string."""
     if scheme.algorithm == "sha256":
         return _sha256_pickle(scheme.seed)
-    return BlockHash(hashlib.sha256(_cbor(scheme.seed)).digest())
+    return BlockHash(hashlib.sha256(canonical_cbor(scheme.seed)).digest())
 
 
 def extra_keys(
@@ -126,7 +129,7 @@ def _chain_cbor(
     block and SHA-256 itself.
     """
     sha256, join = hashlib.sha256, b"".join
-    head, tail = b"\x83" + cbor_uint(len(parent), 2), _cbor(extra)
+    head, tail = b"\x83" + cbor_uint(len(parent), 2), canonical_cbor(extra)
     middle = cbor_uint(block_size, 4)
     encoded = list(map(_TOKENS.__getitem__, tokens))
     hashes: list[BlockHash] = []

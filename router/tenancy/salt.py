@@ -9,9 +9,8 @@ from __future__ import annotations
 import base64
 import hmac
 
-from kvindex.hashing import cbor_uint
+from kvindex.hashing import canonical_cbor
 
-_CBOR_NULL = b"\xf6"
 _VERSION = 1
 
 
@@ -21,16 +20,6 @@ def cache_salt(fleet_secret: bytes, group: str, client_salt: str | None) -> str:
     The array form keeps group and client salt apart: no client salt can imitate another group.
     An empty `client_salt` is the caller's to refuse.
     """
-    message = (
-        cbor_uint(3, 4)
-        + cbor_uint(_VERSION)
-        + _cbor_text(group)
-        + (_CBOR_NULL if client_salt is None else _cbor_text(client_salt))
-    )
+    message = canonical_cbor((_VERSION, group, client_salt))
     digest = hmac.digest(fleet_secret, message, "sha256")
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
-
-
-def _cbor_text(text: str) -> bytes:
-    data = text.encode("utf-8", "surrogatepass")
-    return cbor_uint(len(data), 3) + data
