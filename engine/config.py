@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -17,6 +17,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `max_model_len` 0 takes the model's own limit. `max_num_batched_tokens` bounds a step; so does
     `max_step_s` (seconds, 0 = off), by the prefill speed measured so far: aborts and newcomers
     wait for the running step.
+    `async_depth`: steps scheduled ahead of the one that is being computed (0 to 2).
     `watermark` is the share of blocks kept free when a waiting request is admitted.
     `policy` orders admission (waiting_queue.py); `aging_arrivals` is its aging, 0 = none.
     `max_bypass`: so many requests may be admitted before one that does not fit yet.
@@ -31,6 +32,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     max_step_s: float = 0.5
+    async_depth: Annotated[int, msgspec.Meta(ge=0, le=2)] = 0
     max_num_queued_reqs: int = 4096
     watermark: float = 0.01
     policy: QueuePolicy = "fair"

@@ -6,7 +6,9 @@ the simulator brings virtual time.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
@@ -16,7 +18,7 @@ from engine.invariants import check_integrity
 from engine.kv_cache_manager import KVCacheManager
 from engine.kv_groups.group import InFlight
 from engine.messages import EngineOutput, EngineRequest, EngineStats, SnapshotEntry
-from engine.output import ModelRunnerOutput, SchedulerOutput
+from engine.output import SchedulerOutput
 from engine.request import Request
 from engine.scheduler import Scheduler
 from engine.stats import EngineCounters, StepRates
@@ -43,7 +45,9 @@ class EngineCore:
             pool,
             groups=info.kv_groups,
             enable_caching=config.enable_prefix_caching,
-            in_flight=InFlight(max_step_tokens=config.max_num_batched_tokens),
+            in_flight=InFlight(
+                max_step_tokens=config.max_num_batched_tokens, num_steps=1 + config.async_depth
+            ),
         )
         fits = self.kv_cache.max_num_tokens
         limits = [limit for limit in (info.max_model_len, config.max_model_len, fits) if limit]
@@ -54,13 +58,15 @@ class EngineCore:
         self.scheduler = Scheduler(
             config, self.kv_cache, max_model_len=self.max_model_len, counters=self.counters
         )
+        self._in_flight: deque[_Submitted] = deque()
+        self._returned_at = 0.0
         self._num_steps = 0
         self._num_added = 0
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would compute, or tell the runner, anything."""
-        return bool(self.scheduler.requests)
+        """Whether a step would compute, tell the runner or bring back anything."""
+        return bool(self.scheduler.requests) or bool(self._in_flight)
 
     def add(self, source: EngineRequest) -> None:
         """Queue a request; raise RequestError when it can never be served, or not now."""
@@ -73,28 +79,41 @@ class EngineCore:
         self.scheduler.abort(request_ids)
 
     def step(self) -> list[EngineOutput]:
-        """Schedule, execute and take in one step."""
-        started = self._clock.monotonic()
+        """Schedule a step, and take in the oldest one once enough are in flight.
+
+        With `async_depth` 0 that is the same step. One that is not worth waiting for does not
+        wait: outputs come as soon as they can.
+        """
         scheduled = self.scheduler.schedule(
             max_tokens=self.rates.tokens_within(self.config.max_step_s)
         )
-        if scheduled.num_scheduled_tokens:
-            output = self.executor.execute(scheduled)
-            num_prefill = self._num_prefill_tokens(scheduled)
-            self.rates.observe(
-                num_prefill_tokens=num_prefill,
-                num_decode_tokens=scheduled.total_scheduled_tokens - num_prefill,
-                step_s=self._clock.monotonic() - started,
-            )
-        else:
-            assert not scheduled.new_requests
-            self.executor.execute(scheduled)
-            output = ModelRunnerOutput(sampled_token_ids={})
-        outputs = self.scheduler.update_from_output(scheduled, output)
-        self._num_steps += 1
+        assert scheduled.num_scheduled_tokens or not scheduled.new_requests
+        self._in_flight.append(_Submitted(scheduled, self._clock.monotonic()))
+        self.executor.submit(scheduled)
+        outputs: list[EngineOutput] = []
+        while self._in_flight and (
+            len(self._in_flight) > self.config.async_depth or not scheduled.num_scheduled_tokens
+        ):
+            outputs += self._take_oldest()
         if self.config.check_integrity:
             check_integrity(self.scheduler)
         return outputs
+
+    def _take_oldest(self) -> list[EngineOutput]:
+        """Wait for the oldest step in flight and take in what it computed."""
+        step, submitted_at = self._in_flight.popleft()
+        output = self.executor.collect()
+        if step.num_scheduled_tokens:
+            now = self._clock.monotonic()
+            num_prefill = self._num_prefill_tokens(step)
+            self.rates.observe(
+                num_prefill_tokens=num_prefill,
+                num_decode_tokens=step.total_scheduled_tokens - num_prefill,
+                step_s=now - max(submitted_at, self._returned_at),
+            )
+            self._returned_at = now
+        self._num_steps += 1
+        return self.scheduler.update_from_output(step, output)
 
     def take_events(self) -> list[KVEvent]:
         """Return the KV events since the last call, in order."""
@@ -167,3 +186,10 @@ class EngineCore:
                     f"token id {token_id} is outside the vocabulary of {self.vocab_size}",
                     param=param,
                 )
+
+
+class _Submitted(NamedTuple):
+    """A step in flight and the monotonic instant at which the executor got it."""
+
+    step: SchedulerOutput
+    submitted_at: float

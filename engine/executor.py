@@ -29,17 +29,30 @@ class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Executor(Protocol):
-    """Runs steps, one at a time."""
+    """Computes steps one after the other, in the order in which they are submitted."""
 
     @property
     def info(self) -> ExecutorInfo:
         """Capacity and identity, known once constructed."""
         ...
 
-    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        """Compute one step; any exception means that the executor is lost."""
+    def submit(self, step: SchedulerOutput) -> None:
+        """Take in the next step; it may be computed at any time up to its `collect`."""
+        ...
+
+    def collect(self) -> ModelRunnerOutput:
+        """Return what the oldest submitted step computed, once it has; call it once per step.
+
+        Any exception means that the executor is lost.
+        """
         ...
 
     def close(self) -> None:
         """Free memory, processes and sockets. Idempotent."""
         ...
+
+
+def execute(executor: Executor, step: SchedulerOutput) -> ModelRunnerOutput:
+    """Compute one step now; nothing else may be in flight."""
+    executor.submit(step)
+    return executor.collect()

@@ -116,4 +116,4 @@ def _check_queues(scheduler: Scheduler) -> None:
         assert request.num_computed_tokens <= table.capacity, (
             f"{request.request_id} outgrew its blocks"
         )
-        assert request.num_computed_tokens <= request.num_tokens
+        assert request.num_computed_tokens <= request.num_expected_tokens

@@ -188,13 +188,17 @@ class KVCacheManager:
         copies, self._copies = self._copies, []
         return copies
 
-    def queue_commits(self, request: Request, step: int) -> None:
-        """Note the blocks that are full once `step` has computed up to `num_computed_tokens`."""
+    def queue_commits(self, request: Request, step: int, *, num_computed_tokens: int) -> None:
+        """Note the blocks that are full once `step` has computed up to `num_computed_tokens`.
+
+        Tokens that a step in flight is yet to sample have no hash; call it again for the same
+        step when they are known.
+        """
         table, hashes = self.tables[request.request_id], request.chain.hashes
-        num_hashed = min(request.num_computed_tokens // self.pool.block_size, len(hashes))
+        num_hashed = min(num_computed_tokens // self.pool.block_size, len(hashes))
         if self._recycling:
             passed = hashes[table.num_hashed : num_hashed]
-            progress = Progress(table, request.num_computed_tokens, passed)
+            progress = Progress(table, num_computed_tokens, passed)
             self._progress.setdefault(step, []).append(progress)
         if num_hashed <= table.num_hashed or not self.enable_caching:
             return

@@ -30,6 +30,7 @@ class Request:
     (resumed tokens included). `num_cached_tokens`: prompt tokens found in the cache at first
     admission, None before it. `awaited_hash`: the block hash that another running request is
     about to commit and this one waits for.
+    `num_placeholders`: tokens that steps in flight will sample; with them it is computed ahead.
     `num_bypassed`: requests that were admitted although this one, before them, did not fit.
     """
 
@@ -40,6 +41,7 @@ class Request:
     chain: HashChain
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
+    num_placeholders: int = 0
     num_cached_tokens: int | None = None
     num_preemptions: int = 0
     num_bypassed: int = 0
@@ -63,6 +65,11 @@ class Request:
     def num_tokens(self) -> int:
         """Known tokens: prompt and output."""
         return len(self.token_ids)
+
+    @property
+    def num_expected_tokens(self) -> int:
+        """Known tokens and those that steps in flight will sample."""
+        return len(self.token_ids) + self.num_placeholders
 
     @property
     def num_output_tokens(self) -> int:

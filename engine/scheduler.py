@@ -7,8 +7,9 @@ tokens, as far as the token budget goes. It is a pure state machine: no clock, n
 from __future__ import annotations
 
 import bisect
-import math
+from collections import deque
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
@@ -16,9 +17,10 @@ from engine.frontend.charge import charge
 from engine.kv_cache_manager import KVCacheManager
 from engine.kv_groups.coordinator import PrefixHit
 from engine.messages import EngineOutput, FinishReason
-from engine.output import ModelRunnerOutput, NewRequestData, SchedulerOutput
+from engine.output import ModelRunnerOutput, SchedulerOutput
 from engine.request import Request, RequestStatus
 from engine.stats import EngineCounters
+from engine.step_plan import StepPlan
 from engine.waiting_queue import make_queue
 
 _MAX_FAILED_FITS = 8
@@ -27,9 +29,12 @@ _MAX_FAILED_FITS = 8
 class Scheduler:
     """Continuous batching over one block pool, admission in the order of the queue policy.
 
-    Call `schedule` and `update_from_output` in turn. Running requests are kept in order of
-    importance. NOTE: the first of them is never preempted, one that was preempted often enough
-    holds all its blocks, and `max_model_len` fits into the pool; so some request always finishes.
+    Every `schedule` is followed by one `update_from_output`, in the same order; in between, more
+    steps may be scheduled, if the executor computes them one after the other. A request then goes
+    on with tokens that are *expected*: sampled in a step in flight, known when that returns.
+    NOTE: running requests are kept in order of importance; the first of them is never preempted,
+    one that was preempted often enough holds all its blocks, and `max_model_len` fits into the
+    pool; so some request always finishes.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class Scheduler:
         self.waiting = make_queue(config.policy, aging_arrivals=config.aging_arrivals)
         self.step = 0
         self._dropped: list[str] = []
+        self._in_flight: deque[_InFlightStep] = deque()
 
     @property
     def pool(self) -> BlockPool:
@@ -57,8 +63,13 @@ class Scheduler:
 
     @property
     def queued_prefill_tokens(self) -> int:
-        """Known tokens that are not computed yet, over all requests (decode counts one each)."""
-        return sum(r.num_tokens - r.num_computed_tokens for r in self.requests.values())
+        """Tokens that are not scheduled yet, over all requests (decode counts one each)."""
+        return sum(r.num_expected_tokens - r.num_computed_tokens for r in self.requests.values())
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps that were scheduled and have not returned."""
+        return len(self._in_flight)
 
     def add(self, request: Request) -> None:
         """Queue a request whose id is not live and which fits the model."""
@@ -80,7 +91,7 @@ class Scheduler:
         """
         self.step += 1
         budget = self.config.max_num_batched_tokens
-        plan = _Plan(
+        plan = StepPlan(
             budget=budget if max_tokens is None else min(budget, max_tokens),
             share=self.config.max_prefill_share if len(self.requests) > 1 else 1.0,
         )
@@ -90,7 +101,7 @@ class Scheduler:
             self._schedule_waiting(plan)
         self._spend_the_rest(plan)
         dropped, self._dropped = self._dropped, []
-        return SchedulerOutput(
+        scheduled = SchedulerOutput(
             step=self.step,
             new_requests=plan.new_requests,
             new_block_ids=plan.new_block_ids,
@@ -99,17 +110,25 @@ class Scheduler:
             dropped_request_ids=dropped,
             block_copies=self.kv_cache.take_copies(),
         )
+        self._in_flight.append(_InFlightStep(scheduled, plan.requests))
+        return scheduled
 
     def update_from_output(
         self, scheduled: SchedulerOutput, output: ModelRunnerOutput
     ) -> list[EngineOutput]:
-        """Take in what a step computed; return what the clients get."""
+        """Take in what the oldest step in flight computed; return what the clients get.
+
+        What it computed of a request that has ended meanwhile is dropped. What it sampled of one
+        that was preempted meanwhile counts: it was computed before anything was taken away.
+        """
+        returned = self._in_flight.popleft()
+        assert returned.scheduled is scheduled, "steps return in the order in which they were made"
         self.kv_cache.commit_step(scheduled.step)
         outputs = []
-        for request_id in scheduled.num_scheduled_tokens:
-            request = self.requests.get(request_id)
-            if request is None or request.status is not RequestStatus.RUNNING:
+        for request in returned.requests:
+            if request.status is RequestStatus.FINISHED:
                 continue
+            request_id = request.request_id
             error = output.errors.get(request_id)
             if error is not None:
                 self._finish(request)
@@ -146,7 +165,7 @@ class Scheduler:
         if self.config.policy != "priority" or not self.running:
             return
         urgent = next(self.waiting.candidates(), None)
-        while urgent is not None and not self._can_admit(urgent):
+        while urgent is not None and not urgent.num_placeholders and not self._can_admit(urgent):
             victim = self.running[-1]
             is_protected = victim.num_preemptions >= self.config.max_preemptions
             if is_protected or victim.source.priority <= urgent.source.priority:
@@ -163,12 +182,15 @@ class Scheduler:
             hit, num_tokens=self._num_reserved(request), spare_blocks=self._spare_blocks
         )
 
-    def _schedule_running(self, plan: _Plan) -> bool:
+    def _schedule_running(self, plan: StepPlan) -> bool:
         """Let running requests go on, most important first; True when one was preempted."""
         preempted = False
         cursor = 0
         while cursor < len(self.running) and plan.budget > 0:
             request = self.running[cursor]
+            if request.num_placeholders and self._ends_in_flight(request):
+                cursor += 1
+                continue
             num_new = plan.chunk_of(request)
             new_blocks = self.kv_cache.extend(request, request.num_computed_tokens + num_new)
             while new_blocks is None:
@@ -204,7 +226,7 @@ class Scheduler:
             candidates = [r for r in candidates if r.source.priority == lowest]
         return min(candidates, key=lambda r: (r.num_computed_tokens, -r.arrival), default=None)
 
-    def _schedule_waiting(self, plan: _Plan) -> None:
+    def _schedule_waiting(self, plan: StepPlan) -> None:
         """Admit waiting requests in the order of the policy.
 
         One that waits for a pending hash lets others pass. One that does not fit lets a bounded
@@ -220,6 +242,8 @@ class Scheduler:
                 blocked.num_bypassed >= self.config.max_bypass or num_failed >= _MAX_FAILED_FITS
             ):
                 break
+            if request.num_placeholders:
+                continue  # Preempted with samples in flight: its tokens are not all known yet.
             if request.awaited_hash and self.kv_cache.is_pending(request.awaited_hash):
                 continue
             hit = self.kv_cache.find_hit(request)
@@ -256,7 +280,7 @@ class Scheduler:
         longest = self.max_model_len if limit is None else request.num_prompt_tokens + limit
         return max(request.num_tokens, min(self.max_model_len, longest))
 
-    def _admit(self, plan: _Plan, request: Request, hit: PrefixHit, num_reserved: int) -> None:
+    def _admit(self, plan: StepPlan, request: Request, hit: PrefixHit, num_reserved: int) -> None:
         request.num_computed_tokens = hit.num_tokens
         if request.num_cached_tokens is None:
             self._count_admission(request)
@@ -285,12 +309,13 @@ class Scheduler:
         )
         self.waiting.charge(request, cost)
 
-    def _spend_the_rest(self, plan: _Plan) -> None:
+    def _spend_the_rest(self, plan: StepPlan) -> None:
         """Give what is left of the budget to prompts that were held to their share."""
         for request in plan.held_back:
             if request.request_id not in plan.num_scheduled_tokens:
                 continue  # It was preempted after all.
-            num_more = min(plan.budget, request.num_tokens - request.num_computed_tokens)
+            num_left = request.num_expected_tokens - request.num_computed_tokens
+            num_more = min(plan.budget, num_left)
             if num_more <= 0:
                 return
             new_blocks = self.kv_cache.extend(request, request.num_computed_tokens + num_more)
@@ -299,15 +324,15 @@ class Scheduler:
             plan.add_blocks(request, new_blocks)
             self._plan_tokens(plan, request, num_more)
 
-    def _plan_tokens(self, plan: _Plan, request: Request, num_new: int) -> None:
+    def _plan_tokens(self, plan: StepPlan, request: Request, num_new: int) -> None:
         assert num_new > 0, f"{request.request_id} runs but has nothing to compute"
-        request_id = request.request_id
-        plan.num_computed_tokens.setdefault(request_id, request.num_computed_tokens)
-        planned = plan.num_scheduled_tokens.get(request_id, 0)
-        plan.num_scheduled_tokens[request_id] = planned + num_new
-        plan.budget -= num_new
+        plan.add_tokens(request, num_new)
         request.num_computed_tokens += num_new
-        self.kv_cache.queue_commits(request, self.step)
+        if request.num_computed_tokens == request.num_expected_tokens:
+            request.num_placeholders += 1
+        self.kv_cache.queue_commits(
+            request, self.step, num_computed_tokens=request.num_computed_tokens
+        )
 
     def _preempt(self, victim: Request) -> None:
         """Take a running request's blocks; its hashes stay findable, so little is lost.
@@ -330,11 +355,14 @@ class Scheduler:
         stop_token_id = None
         for token_id in sampled:
             request.append(token_id)
+            request.num_placeholders -= 1
             taken.append(token_id)
             reason, stop_token_id = self._check_stop(request, token_id)
             if reason is not None:
                 self._finish(request)
                 break
+        if self._in_flight and request.status is RequestStatus.RUNNING:
+            self._queue_late_commits(request)
         self.counters.generation_tokens += len(taken)
         self.waiting.charge(request, float(len(taken)))
         num_cached = None if request.cached_reported else request.num_cached_tokens
@@ -346,6 +374,25 @@ class Scheduler:
             stop_token_id=stop_token_id,
             num_cached_tokens=num_cached,
         )
+
+    def _queue_late_commits(self, request: Request) -> None:
+        """Note the block that a step in flight completes with a token that is known only now."""
+        if request.num_tokens % self.pool.block_size:
+            return
+        for step, _ in self._in_flight:
+            num_scheduled = step.num_scheduled_tokens.get(request.request_id)
+            if num_scheduled is not None:
+                end = step.num_computed_tokens[request.request_id] + num_scheduled
+                self.kv_cache.queue_commits(request, step.step, num_computed_tokens=end)
+                return
+
+    def _ends_in_flight(self, request: Request) -> bool:
+        """Tell whether the steps in flight bring a request to its limit of tokens for certain."""
+        num_expected = request.num_expected_tokens
+        limit = request.source.sampling.max_tokens
+        if limit is not None and num_expected - request.num_prompt_tokens >= limit:
+            return True
+        return num_expected >= self.max_model_len
 
     def _check_stop(
         self, request: Request, token_id: int
@@ -378,57 +425,11 @@ class Scheduler:
         del self.requests[request.request_id]
 
 
-class _Plan:
-    """A step under construction: at most `budget` tokens, `share` of them for one prompt."""
+class _InFlightStep(NamedTuple):
+    """A step that was scheduled, and the requests that it computes, as they were then.
 
-    __slots__ = (
-        "_max_chunk",
-        "budget",
-        "held_back",
-        "new_block_ids",
-        "new_requests",
-        "num_computed_tokens",
-        "num_scheduled_tokens",
-    )
+    NOTE: requests, not ids: an id may live again before a step of its first life returns.
+    """
 
-    def __init__(self, *, budget: int, share: float) -> None:
-        self.budget = budget
-        self._max_chunk = max(1, math.ceil(budget * share))
-        self.held_back: list[Request] = []
-        self.new_requests: list[NewRequestData] = []
-        self.new_block_ids: dict[str, list[list[int]]] = {}
-        self.num_scheduled_tokens: dict[str, int] = {}
-        self.num_computed_tokens: dict[str, int] = {}
-
-    def chunk_of(self, request: Request) -> int:
-        """Return how many of a request's tokens may be planned at first."""
-        wanted = min(request.num_tokens - request.num_computed_tokens, self.budget)
-        if wanted <= self._max_chunk:
-            return wanted
-        self.held_back.append(request)
-        return self._max_chunk
-
-    def add_blocks(self, request: Request, new_ids: list[list[int]]) -> None:
-        """Tell the runner the blocks that a running request was given, per cache group."""
-        if not new_ids:
-            return
-        known = self.new_block_ids.setdefault(request.request_id, new_ids)
-        if known is not new_ids:
-            for ids, more in zip(known, new_ids, strict=True):
-                ids.extend(more)
-
-    def add_new(self, request: Request, block_ids: list[list[int]]) -> None:
-        """Tell the runner everything about a request that enters the batch."""
-        source = request.source
-        self.new_requests.append(
-            NewRequestData(
-                request_id=request.request_id,
-                token_ids=list(request.token_ids),
-                num_prompt_tokens=request.num_prompt_tokens,
-                num_computed_tokens=request.num_computed_tokens,
-                block_ids=block_ids,
-                sampling=source.sampling,
-                eos_token_ids=source.eos_token_ids,
-                choice=source.choice,
-            )
-        )
+    scheduled: SchedulerOutput
+    requests: list[Request]

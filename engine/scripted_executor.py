@@ -8,6 +8,7 @@ model. Used by tests, the simulator and fleets without torch.
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -79,9 +80,15 @@ class ScriptedExecutor:
         self._memory: Memory = [bytearray(block_bytes) for _ in range(num_blocks)]
         self._layers: list[ScriptedLayer] = [make_layer(group, self._memory) for group in groups]
         self._rows: dict[str, _Row] = {}
+        self._submitted: deque[SchedulerOutput] = deque()
 
-    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+    def submit(self, step: SchedulerOutput) -> None:
+        """Keep a step; it is computed when it is collected."""
+        self._submitted.append(step)
+
+    def collect(self) -> ModelRunnerOutput:
         """Write the scheduled slots, then sample for requests that reached their last token."""
+        step = self._submitted.popleft()
         self._fold(step)
         sampled: dict[str, list[int]] = {}
         for request_id, count in step.num_scheduled_tokens.items():
@@ -92,7 +99,7 @@ class ScriptedExecutor:
                 token_id = self._sample(row)
                 row.token_ids.append(token_id)
                 sampled[request_id] = [token_id]
-        if self._sleep is not None:
+        if self._sleep is not None and step.num_scheduled_tokens:
             self._sleep(self.cost.of(step))
         return ModelRunnerOutput(sampled_token_ids=sampled)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.kv_groups.spec import (
@@ -18,6 +20,7 @@ from kvindex.foundation.clock import VirtualClock
 from tests.engine.build import BLOCK_SIZE, run
 
 GROUPS: dict[str, tuple[KVGroupSpec, ...]] = {
+    "full": (FullAttention(),),
     "full+window": (FullAttention(), SlidingWindow(window=6)),
     "full+coarse window": (FullAttention(), SlidingWindow(window=6, block_size=16)),
     "coarse full+window": (FullAttention(block_size=16), SlidingWindow(window=7)),
@@ -43,24 +46,21 @@ def make_hybrid_core(
     block_size: int = BLOCK_SIZE,
     num_blocks: int = 128,
     budget: int = 64,
-    max_num_seqs: int = 16,
-    max_preemptions: int = 3,
-    max_prefill_share: float = 1.0,
     caching: bool = True,
-    check_integrity: bool = True,
+    **settings: object,
 ) -> EngineCore:
     """Build a core over a model with these cache groups; `block_size` is the hash unit."""
-    config = EngineConfig(
-        block_size=block_size,
-        max_num_batched_tokens=budget,
-        max_num_seqs=max_num_seqs,
-        watermark=0.0,
-        max_preemptions=max_preemptions,
-        enable_prefix_caching=caching,
-        max_prefill_share=max_prefill_share,
-        max_step_s=0.0,
-        check_integrity=check_integrity,
-    )
+    plain = {
+        "block_size": block_size,
+        "max_num_batched_tokens": budget,
+        "max_num_seqs": 16,
+        "watermark": 0.0,
+        "enable_prefix_caching": caching,
+        "max_prefill_share": 1.0,
+        "max_step_s": 0.0,
+        "check_integrity": True,
+    }
+    config = msgspec.convert({**plain, **settings}, EngineConfig)
     executor = ScriptedExecutor(num_blocks=num_blocks, block_size=block_size, kv_groups=groups)
     return EngineCore(config, executor, VirtualClock())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.core import EngineCore
+from engine.executor import execute
 from engine.kv_groups.group import InFlight, resolve_groups
 from engine.kv_groups.spec import (
     ChunkedLocal,
@@ -98,11 +99,11 @@ def test_a_state_that_is_being_written_delays_its_reader_by_a_step() -> None:
         core.add(request)
     first = core.scheduler.schedule()
     assert first.num_scheduled_tokens == {"a": 25}
-    core.scheduler.update_from_output(first, core.executor.execute(first))
+    core.scheduler.update_from_output(first, execute(core.executor, first))
     second = core.scheduler.schedule()
     assert second.num_scheduled_tokens == {"a": 1, "b": 1}
     assert second.num_computed_tokens["b"] == 24
-    output = core.executor.execute(second)
+    output = execute(core.executor, second)
     first_token = alone_with(groups, requests[1])[0]
     assert output.sampled_token_ids["b"] == [first_token]
 
@@ -144,7 +145,7 @@ def test_the_tail_of_a_coarse_block_is_copied_not_shared() -> None:
     assert coarse[0][0] == coarse[1][0]
     assert scheduled.block_copies == [BlockCopy(coarse[0][1], coarse[1][1])]
     assert scheduled.num_computed_tokens["b"] == 20
-    core.executor.execute(scheduled)
+    execute(core.executor, scheduled)
 
 
 def test_a_tail_that_is_the_last_free_block_is_taken_over_in_place() -> None:
@@ -306,8 +307,8 @@ def test_steps_in_flight_keep_their_window() -> None:
     first = core.scheduler.schedule()
     second = core.scheduler.schedule()
     assert 0 not in held_ids(core, "a")[0]
-    core.scheduler.update_from_output(first, core.executor.execute(first))
+    core.scheduler.update_from_output(first, execute(core.executor, first))
     core.scheduler.schedule()
     assert [bool(b) for b in held_ids(core, "a")[0]] == [False] + [True] * 5
-    core.scheduler.update_from_output(second, core.executor.execute(second))
+    core.scheduler.update_from_output(second, execute(core.executor, second))
     assert result.tokens == {}

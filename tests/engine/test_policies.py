@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.core import EngineCore
+from engine.executor import execute
 from engine.waiting_queue import FairQueue
 from tests.engine.build import BLOCK_SIZE, Run, alone, make_core, make_request
 
@@ -71,7 +72,7 @@ def test_a_victim_is_never_one_that_this_step_has_planned() -> None:
         scheduled = core.scheduler.schedule()
         assert set(scheduled.num_scheduled_tokens) <= set(running_ids(core))
         assert not set(scheduled.dropped_request_ids) & set(scheduled.num_scheduled_tokens)
-        outputs = core.scheduler.update_from_output(scheduled, core.executor.execute(scheduled))
+        outputs = core.scheduler.update_from_output(scheduled, execute(core.executor, scheduled))
         for output in outputs:
             result.tokens.setdefault(output.request_id, []).extend(output.token_ids)
     assert core.counters.preemptions > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from engine.executor import execute
 from engine.frontend.errors import RequestError
 from engine.request import RequestStatus
 from tests.engine.build import BLOCK_SIZE, Run, alone, make_core, make_request, run
@@ -68,7 +69,7 @@ def test_blocks_of_a_preempted_request_are_not_found_unless_they_were_written() 
     planned = core.scheduler.schedule()
     assert planned.num_scheduled_tokens == {"low": len(prompt)}
     core.scheduler._preempt(core.scheduler.running[0])
-    core.kv_cache.commit_step(planned.step)
+    core.scheduler.update_from_output(planned, execute(core.executor, planned))
     assert core.kv_cache.pool.num_cached_hashes == 0
     core.scheduler.abort(["low"])
     twin = make_request("twin", prompt)
@@ -123,7 +124,7 @@ def test_others_pass_a_request_that_waits_for_a_pending_prefix() -> None:
     core.add(make_request("other", [50]))
     first = core.scheduler.schedule()
     assert first.num_scheduled_tokens == {"writer": 12}
-    core.scheduler.update_from_output(first, core.executor.execute(first))
+    core.scheduler.update_from_output(first, execute(core.executor, first))
     second = core.scheduler.schedule()
     assert second.num_scheduled_tokens == {"writer": 4, "other": 1}
 
@@ -199,7 +200,7 @@ def test_aborts_at_every_stage_leave_nothing_behind() -> None:
     core.add(make_request("during", range(10)))
     scheduled = core.scheduler.schedule()
     core.abort(["during"])
-    output = core.executor.execute(scheduled)
+    output = execute(core.executor, scheduled)
     assert core.scheduler.update_from_output(scheduled, output) == []
     done = run(core, make_request("after", range(10)))
     core.abort(["after", "during", "before"])

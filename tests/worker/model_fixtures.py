@@ -121,12 +121,14 @@ def greedy(num_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, seed=0)
 
 
-def executor_for(folder: Path, *, dtype: str = "float32", num_blocks: int = 512) -> UniprocExecutor:
+def executor_for(
+    folder: Path, *, dtype: str = "float32", num_blocks: int = 512, async_depth: int = 0
+) -> UniprocExecutor:
     """Load a folder in this process, on one thread."""
     return UniprocExecutor(
         folder,
         dtype=dtype,
-        engine_config=EngineConfig(),
+        engine_config=EngineConfig(async_depth=async_depth),
         num_threads=1,
         num_blocks=num_blocks,
     )

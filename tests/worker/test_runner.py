@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.executor import execute
 from engine.frontend.sampling_params import SamplingParams
 from engine.output import NewRequestData
 from tests.worker.model_fixtures import (
@@ -38,23 +39,23 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> UniprocExecutor:
 def first_token(executor: UniprocExecutor, prompt: list[int], block_ids: list[int]) -> int:
     """Prefill a prompt alone and return its first token."""
     step = step_of(new=[new_request("alone", prompt, block_ids)], scheduled={"alone": len(prompt)})
-    output = executor.execute(step)
-    executor.execute(step_of(dropped=["alone"]))
+    output = execute(executor, step)
+    execute(executor, step_of(dropped=["alone"]))
     return output.sampled_token_ids["alone"][0]
 
 
 def test_a_chunk_short_of_the_last_token_samples_nothing(executor: UniprocExecutor) -> None:
     prompt = PROMPTS[0]
-    first = executor.execute(step_of(new=[new_request("a", prompt, [3])], scheduled={"a": 16}))
+    first = execute(executor, step_of(new=[new_request("a", prompt, [3])], scheduled={"a": 16}))
     assert first.sampled_token_ids == {}
-    second = executor.execute(step_of(blocks={"a": [9]}, scheduled={"a": 4}, computed={"a": 16}))
-    executor.execute(step_of(dropped=["a"]))
+    second = execute(executor, step_of(blocks={"a": [9]}, scheduled={"a": 4}, computed={"a": 16}))
+    execute(executor, step_of(dropped=["a"]))
     assert second.sampled_token_ids == {"a": [first_token(executor, prompt, [20, 21])]}
 
 
 def test_a_step_without_tokens_only_drops(executor: UniprocExecutor) -> None:
-    executor.execute(step_of(new=[new_request("a", PROMPTS[0], [1, 2])], scheduled={"a": 20}))
-    output = executor.execute(step_of(dropped=["a", "never-seen"]))
+    execute(executor, step_of(new=[new_request("a", PROMPTS[0], [1, 2])], scheduled={"a": 20}))
+    output = execute(executor, step_of(dropped=["a", "never-seen"]))
     assert output.sampled_token_ids == {}
     assert output.errors == {}
 
@@ -62,12 +63,12 @@ def test_a_step_without_tokens_only_drops(executor: UniprocExecutor) -> None:
 def test_a_preempted_request_may_leave_and_return_in_one_step(executor: UniprocExecutor) -> None:
     prompt = PROMPTS[1]
     expected = first_token(executor, prompt, [1, 2])
-    executor.execute(step_of(new=[new_request("a", prompt, [4, 5])], scheduled={"a": 17}))
+    execute(executor, step_of(new=[new_request("a", prompt, [4, 5])], scheduled={"a": 17}))
     again = step_of(
         dropped=["a"], new=[new_request("a", prompt, [6, 7])], scheduled={"a": len(prompt)}
     )
-    assert executor.execute(again).sampled_token_ids == {"a": [expected]}
-    executor.execute(step_of(dropped=["a"]))
+    assert execute(executor, again).sampled_token_ids == {"a": [expected]}
+    execute(executor, step_of(dropped=["a"]))
 
 
 def test_a_request_that_starts_on_cached_blocks_reads_them(executor: UniprocExecutor) -> None:
@@ -76,8 +77,8 @@ def test_a_request_that_starts_on_cached_blocks_reads_them(executor: UniprocExec
     step = step_of(
         new=[new_request("b", prompt, [10, 11, 30], num_computed=32)], scheduled={"b": 8}
     )
-    assert executor.execute(step).sampled_token_ids == {"b": [expected]}
-    executor.execute(step_of(dropped=["b"]))
+    assert execute(executor, step).sampled_token_ids == {"b": [expected]}
+    execute(executor, step_of(dropped=["b"]))
 
 
 def test_logits_that_are_not_finite_fail_their_request_alone(executor: UniprocExecutor) -> None:
@@ -89,12 +90,12 @@ def test_logits_that_are_not_finite_fail_their_request_alone(executor: UniprocEx
         new_request("good-1", PROMPTS[1], [5, 6]),
         new_request("good-2", PROMPTS[2], [7, 8, 9]),
     ]
-    output = executor.execute(
-        step_of(new=new, scheduled={r.request_id: len(r.token_ids) for r in new})
+    output = execute(
+        executor, step_of(new=new, scheduled={r.request_id: len(r.token_ids) for r in new})
     )
     assert output.errors == {"bad": "the logits of output token 0 are not finite"}
     assert output.sampled_token_ids == {f"good-{i}": [expected[i]] for i in range(3)}
-    executor.execute(step_of(dropped=[r.request_id for r in new]))
+    execute(executor, step_of(dropped=[r.request_id for r in new]))
 
 
 def test_blocks_of_a_failed_request_do_not_poison_who_gets_them_next(
@@ -103,8 +104,8 @@ def test_blocks_of_a_failed_request_do_not_poison_who_gets_them_next(
     short, long = PROMPTS[0][:5], PROMPTS[2]
     clean = _decode_two(executor, short, long, [[20], [21, 22, 23]])
     poison = [POISON] * 48
-    executor.execute(step_of(new=[new_request("bad", poison, [1, 2, 3])], scheduled={"bad": 48}))
-    executor.execute(step_of(dropped=["bad"]))
+    execute(executor, step_of(new=[new_request("bad", poison, [1, 2, 3])], scheduled={"bad": 48}))
+    execute(executor, step_of(dropped=["bad"]))
     # The short request's decode is padded to the length of the long one.
     assert _decode_two(executor, short, long, [[1], [2, 3, 4]]) == clean
 
@@ -113,18 +114,18 @@ def _decode_two(
     executor: UniprocExecutor, short: list[int], long: list[int], block_ids: list[list[int]]
 ) -> dict[str, list[int]]:
     new = [new_request("s", short, block_ids[0]), new_request("l", long, block_ids[1])]
-    executor.execute(step_of(new=new, scheduled={"s": len(short), "l": len(long)}))
-    output = executor.execute(step_of(scheduled={"s": 1, "l": 1}))
-    executor.execute(step_of(dropped=["s", "l"]))
+    execute(executor, step_of(new=new, scheduled={"s": len(short), "l": len(long)}))
+    output = execute(executor, step_of(scheduled={"s": 1, "l": 1}))
+    execute(executor, step_of(dropped=["s", "l"]))
     assert output.errors == {}
     return output.sampled_token_ids
 
 
 def test_progress_that_differs_from_the_schedulers_is_refused(executor: UniprocExecutor) -> None:
-    executor.execute(step_of(new=[new_request("a", PROMPTS[0], [1, 2])], scheduled={"a": 16}))
+    execute(executor, step_of(new=[new_request("a", PROMPTS[0], [1, 2])], scheduled={"a": 16}))
     with pytest.raises(AssertionError, match="a has 16 tokens computed here, 12 in the scheduler"):
-        executor.execute(step_of(scheduled={"a": 4}, computed={"a": 12}))
-    executor.execute(step_of(dropped=["a"]))
+        execute(executor, step_of(scheduled={"a": 4}, computed={"a": 12}))
+    execute(executor, step_of(dropped=["a"]))
 
 
 def test_resumed_outputs_count_as_outputs(executor: UniprocExecutor) -> None:
@@ -141,9 +142,9 @@ def test_resumed_outputs_count_as_outputs(executor: UniprocExecutor) -> None:
             sampling=SamplingParams(temperature=0.0, min_tokens=min_tokens),
             eos_token_ids=(best,),
         )
-        output = executor.execute(step_of(new=[request], scheduled={"a": len(prompt)}))
+        output = execute(executor, step_of(new=[request], scheduled={"a": len(prompt)}))
         assert (output.sampled_token_ids["a"] == [best]) is stops
-        executor.execute(step_of(dropped=["a"]))
+        execute(executor, step_of(dropped=["a"]))
 
 
 def test_a_closed_executor_gives_its_memory_back_and_may_be_closed_again(tmp_path: Path) -> None:
@@ -151,7 +152,7 @@ def test_a_closed_executor_gives_its_memory_back_and_may_be_closed_again(tmp_pat
     executor.close()
     executor.close()
     with pytest.raises(AssertionError, match="closed"):
-        executor.execute(step_of())
+        execute(executor, step_of())
 
 
 def test_the_execution_digest_tells_weights_and_precision_apart(tmp_path: Path) -> None:

@@ -84,6 +84,15 @@ def test_forced_preemption(folder: Path, expected: list[list[int]]) -> None:
     assert run.core.counters.preemptions > 0
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_steps_scheduled_ahead(folder: Path, expected: list[list[int]], depth: int) -> None:
+    executor = executor_for(folder, num_blocks=24, async_depth=depth)
+    run = EngineRun(executor, EngineConfig(async_depth=depth, check_integrity=True))
+    assert run.generate(PROMPTS, greedy(NUM_TOKENS)) == expected
+    assert run.core.counters.preemptions > 0
+    executor.close()
+
+
 def test_preemption_of_everything_by_a_reset(
     executor: UniprocExecutor, expected: list[list[int]]
 ) -> None:

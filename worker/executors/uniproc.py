@@ -9,6 +9,10 @@ import gc
 import hashlib
 import logging
 import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -75,6 +79,12 @@ class UniprocExecutor:
             vocab_size=config.vocab_size,
             execution_digest=execution_digest(folder, precision),
         )
+        self._submitted: deque[Callable[[], ModelRunnerOutput]] = deque()
+        self._thread: ThreadPoolExecutor | None = None
+        if engine_config.async_depth:
+            self._thread = ThreadPoolExecutor(
+                1, "model", initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),)
+            )
         _warm_up(self._runner, engine_config.block_size, plan)
         logger.info(
             "model ready folder=%s dtype=%s threads=%d num_blocks=%d max_model_len=%d took_s=%.1f",
@@ -86,13 +96,23 @@ class UniprocExecutor:
             time.perf_counter() - started,
         )
 
-    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        """Compute one step."""
+    def submit(self, step: SchedulerOutput) -> None:
+        """Take in the next step; its computation starts now if steps are scheduled ahead."""
         assert self._runner is not None, "the executor is closed"
-        return self._runner.execute(step)
+        compute: Callable[[], ModelRunnerOutput] = partial(self._runner.execute, step)
+        self._submitted.append(
+            compute if self._thread is None else self._thread.submit(compute).result
+        )
+
+    def collect(self) -> ModelRunnerOutput:
+        """Compute the oldest submitted step, or wait until the thread has."""
+        return self._submitted.popleft()()
 
     def close(self) -> None:
-        """Give weights and KV cache back. Idempotent."""
+        """Give weights and KV cache back, once the running step is over. Idempotent."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+        self._submitted.clear()
         self._runner = None
         gc.collect()
 
