@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup up check test test-slow bench
+.PHONY: setup up check test test-slow test-chaos test-interop bench
 
 setup: $(STAMP)
 
@@ -23,6 +23,13 @@ test: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-chaos: setup
+	$(BIN)/python -m pytest tests/chaos -m slow $(ARGS)
+
+# Needs an interpreter with vLLM in PREFIXFLEET_VLLM_PYTHON; docs/interop.md says how to get one.
+test-interop: setup
+	$(BIN)/python -m pytest tests/interop -m slow -rs $(ARGS)
 
 bench: setup
 	@for file in $(wildcard benchmarks/bench_*.py); do $(BIN)/python $$file $(ARGS) || exit 1; done

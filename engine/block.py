@@ -19,7 +19,8 @@ class Block:
     (block_id, generation) can tell that the contents are no longer his.
     `block_hash` covers everything that is findable in it. A block of several hash units also
     lists the hashes that end inside of it, in `inner_hashes`, shortest first. `parent_hash` is the
-    hash right before its first unit.
+    hash right before its first unit. `on_host`: it belongs to the host tier, not to the pool.
+    `owner` and `queued_at` belong to tenant_queue.py.
     """
 
     block_id: int
@@ -29,8 +30,22 @@ class Block:
     block_hash: BlockHash | None = None
     parent_hash: BlockHash | None = None
     inner_hashes: list[BlockHash] | None = None
+    on_host: bool = False
+    owner: str | None = None
+    queued_at: int = 0
     prev: Block | None = None
     next: Block | None = None
+
+    @property
+    def hashes(self) -> list[BlockHash]:
+        """Every hash that ends in this block, shortest first; empty when it is not cached."""
+        if self.block_hash is None:
+            return []
+        return [*(self.inner_hashes or ()), self.block_hash]
+
+    def forget_hashes(self) -> None:
+        """Hold contents that nobody can find."""
+        self.block_hash = self.parent_hash = self.inner_hashes = None
 
     def __repr__(self) -> str:
         name = self.block_hash.hex()[:8] if self.block_hash else "-"
@@ -41,7 +56,7 @@ class FreeQueue:
     """Free blocks in the order in which they will be reused; every operation is O(1).
 
     An intrusive doubly linked list, because a prefix hit takes blocks out of the middle. A block
-    is linked exactly while its `ref_cnt` is 0.
+    is linked exactly while its `ref_cnt` is 0 (and it is within the pool's size).
     """
 
     def __init__(self, blocks: list[Block]) -> None:
@@ -62,8 +77,16 @@ class FreeQueue:
             yield block
             block = block.next
 
-    def popleft(self) -> Block:
-        """Take the block that is reused first; IndexError when there is none."""
+    @property
+    def first(self) -> Block:
+        """The block that is reused first; IndexError when there is none."""
+        first = self._head.next
+        if first is None or first is self._tail:
+            raise IndexError("no free block")
+        return first
+
+    def popleft(self, tenant: str | None = None) -> Block:
+        """Take the block that is reused first, whoever asks; IndexError when there is none."""
         first = self._head.next
         if first is None or first is self._tail:
             raise IndexError("no free block")
@@ -79,6 +102,11 @@ class FreeQueue:
     def prepend(self, block: Block) -> None:
         """Put a block where it is reused first."""
         self._insert(self._head, block)
+
+    def postpone(self, block: Block) -> None:
+        """Move a block of the queue to where it is reused last."""
+        self.remove(block)
+        self.append(block)
 
     def remove(self, block: Block) -> None:
         """Unlink a block from wherever it stands."""

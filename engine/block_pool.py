@@ -8,10 +8,16 @@ requests nor what a cache group reads; it is not thread-safe.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from engine.block import Block, FreeQueue
-from kvindex.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from engine.block_map import BlockMap, preferred
+from engine.event_log import EventLog
+from engine.host_tier import HostTier
+from engine.residency import Residency, is_watched
+from engine.tenant_queue import ReuseQueue, TenantQueue
+from engine.transfer import BlockCopy, BlockTransfer
+from kvindex.events import MEDIUM_OF_TIER, KVEvent
 from kvindex.hashing import BlockHash
 
 NULL_BLOCK_ID = 0
@@ -20,34 +26,52 @@ NULL_BLOCK_ID = 0
 class BlockPool:
     """`num_blocks` blocks, of which block 0 is the null block and is never handed out.
 
-    `block_size` is the number of tokens of a hash unit. All cache groups share the blocks; a hash
-    means something only together with its group. Events are collected in order and taken by the
-    engine core after each step: the first copy of a hash in a group emits BlockStored, the last
-    one to go emits BlockRemoved.
+    `block_size` is the number of tokens of a hash unit. All cache groups share the blocks.
+    `num_host_blocks` > 0 adds a host tier that takes what is evicted; `shares` are guaranteed
+    parts of the pool by tenant (tenant_queue.py). Events and transfers are collected in order
+    until they are taken. The size may shrink and grow again; `num_blocks` is what it is now.
     """
 
-    def __init__(self, num_blocks: int, *, block_size: int, num_groups: int = 1) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        *,
+        block_size: int,
+        num_groups: int = 1,
+        num_host_blocks: int = 0,
+        shares: Mapping[str, float] | None = None,
+    ) -> None:
         if num_blocks < 2:
             raise ValueError(
                 f"a pool needs at least 2 blocks (one is the null block): {num_blocks}"
             )
         self.block_size = block_size
+        self.num_blocks = num_blocks
         self.blocks = [Block(i) for i in range(num_blocks)]
         self.blocks[NULL_BLOCK_ID].ref_cnt = 1
-        self.free_queue = FreeQueue(self.blocks[1:])
         self.num_evictions = 0
-        self._copies: list[dict[BlockHash, list[Block]]] = [{} for _ in range(num_groups)]
-        self._events: list[KVEvent] = []
+        self.residency = Residency()
+        self._log = EventLog(block_size=block_size)
+        self.map = BlockMap(self._log, medium=MEDIUM_OF_TIER["gpu"], num_groups=num_groups)
+        self.host: HostTier | None = None
+        if num_host_blocks:
+            self.host = HostTier(num_host_blocks, log=self._log, num_groups=num_groups)
+        self.tenants: TenantQueue | None = None
+        if shares:
+            self.tenants = TenantQueue(self.blocks[1:], shares=shares, num_usable=self.num_usable)
+        self.free_queue: ReuseQueue = self.tenants or FreeQueue(self.blocks[1:])
+        self._transfers: list[BlockTransfer] = []
+        self._new_size: int | None = None
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the executor must be told of moves or of another size."""
+        return bool(self._transfers) or self._new_size is not None
 
     @property
     def null_block(self) -> Block:
         """The block that stands where a table needs none; its contents mean nothing."""
         return self.blocks[NULL_BLOCK_ID]
-
-    @property
-    def num_groups(self) -> int:
-        """Cache groups that share this pool."""
-        return len(self._copies)
 
     @property
     def num_free(self) -> int:
@@ -57,52 +81,43 @@ class BlockPool:
     @property
     def num_usable(self) -> int:
         """All blocks but the null block."""
-        return len(self.blocks) - 1
+        return self.num_blocks - 1
+
+    @property
+    def num_groups(self) -> int:
+        """Cache groups that share this pool."""
+        return self.map.num_groups
 
     @property
     def num_cached_hashes(self) -> int:
-        """Distinct (group, hash) keys that a look-up can find."""
-        return sum(map(len, self._copies))
+        """Distinct (group, hash) keys that a look-up can find in the pool."""
+        return self.map.num_hashes
 
     def cached_hashes(self, group: int = 0) -> Iterable[BlockHash]:
         """List every hash that a look-up in a group can find, in no particular order."""
-        return self._copies[group].keys()
+        return self.map.hashes(group)
 
     def cached_keys(self) -> Iterator[tuple[int, BlockHash]]:
         """List every (group, hash) that a look-up can find, in no particular order."""
-        for group, copies in enumerate(self._copies):
-            for block_hash in copies:
-                yield group, block_hash
+        return iter(self.map)
 
     def copies(self, block_hash: BlockHash, group: int = 0) -> Sequence[Block]:
         """Return every block of a group that holds the hash."""
-        return self._copies[group].get(block_hash, ())
+        return self.map.copies(block_hash, group)
 
     def get_cached(self, block_hash: BlockHash, group: int = 0) -> Block | None:
         """Return a block that holds the hash, one in use if there is one; O(copies)."""
-        copies = self._copies[group].get(block_hash)
-        return _preferred(copies) if copies is not None else None
+        return self.map.get(block_hash, group)
 
-    def get_leading(self, hashes: Iterable[BlockHash], group: int = 0) -> list[Block]:
-        """Return blocks that hold the hashes, in order, up to the first that nobody holds."""
-        get = self._copies[group].get
-        found: list[Block] = []
-        for block_hash in hashes:
-            copies = get(block_hash)
-            if copies is None:
-                break
-            found.append(copies[0] if len(copies) == 1 else _preferred(copies))
-        return found
-
-    def allocate(self, count: int, group: int = 0) -> list[Block]:
+    def allocate(self, count: int, group: int = 0, *, tenant: str | None = None) -> list[Block]:
         """Hand out `count` blocks, evicting what they held; the caller has checked `num_free`."""
         assert count <= self.num_free, f"{count} blocks asked, {self.num_free} free"
+        pop = self.free_queue.popleft
         taken = []
         for _ in range(count):
-            block = self.free_queue.popleft()
+            block = pop(tenant)
             if block.block_hash is not None:
-                self.num_evictions += 1
-                self._forget(block)
+                self._evict(block)
             block.ref_cnt = 1
             block.generation += 1
             block.group = group
@@ -117,17 +132,24 @@ class BlockPool:
         for block in blocks:
             if block.ref_cnt == 0:
                 self.free_queue.remove(block)
+                if is_watched(block.block_id):
+                    self.residency.reused(block.block_id)
             if block.block_id != NULL_BLOCK_ID:
                 block.ref_cnt += 1
 
     def refresh(self, block: Block) -> None:
         """Let a free block that was just read be reused last; one in use stays as it is.
 
-        NOTE: its parents must be in use or be given back later, else they would go before it.
+        Call `settle` when it has been read. NOTE: its parents must be in use or be given back
+        later, else they would go before it.
         """
         if block.ref_cnt == 0:
-            self.free_queue.remove(block)
-            self.free_queue.append(block)
+            self.free_queue.postpone(block)
+
+    def settle(self) -> None:
+        """Let refreshed blocks be reused in their turn, as the latest ones."""
+        if self.tenants is not None:
+            self.tenants.settle()
 
     def free(self, blocks: Sequence[Block]) -> None:
         """Give one use of each block back, deepest block of the chain first.
@@ -140,6 +162,8 @@ class BlockPool:
             if block.ref_cnt == 0:
                 block.generation += 1
                 self._enqueue(block)
+                if is_watched(block.block_id):
+                    self.residency.rested(block.block_id)
 
     def commit(self, block: Block, block_hash: BlockHash, parent_hash: BlockHash | None) -> None:
         """Make the contents of a block in use findable under its hash.
@@ -149,32 +173,133 @@ class BlockPool:
         by unit.
         """
         assert block.ref_cnt > 0, f"{block} is committed but nobody holds it"
-        if block.block_hash is None:
-            block.parent_hash = parent_hash
-        else:
-            assert block.block_hash == parent_hash, f"{block} is committed twice"
-            block.inner_hashes = [*(block.inner_hashes or ()), block.block_hash]
-        block.block_hash = block_hash
-        copies = self._copies[block.group].setdefault(block_hash, [])
-        copies.append(block)
-        if len(copies) == 1:
-            self._emit_stored(block.group, block_hash, parent_hash)
+        if self.tenants is not None:
+            self.tenants.own(block, self._owner_of_chain(block, block_hash, parent_hash))
+        self.map.add(block, block_hash, parent_hash)
+        if is_watched(block.block_id):
+            self.residency.committed(block.block_id)
+
+    def copy(self, source: Block, destination: Block) -> None:
+        """Have the executor copy a block of either tier to a block in use of the pool."""
+        if source.on_host:
+            assert self.host is not None
+            self._transfers.append(self.host.load(source, destination))
+        elif source is not destination:
+            self._transfers.append(BlockCopy(source.block_id, destination.block_id))
+
+    def restore(self, block: Block, *, tenant: str | None = None) -> Block:
+        """Bring a pinned block of the host tier back; return the block in use that holds it now.
+
+        It is findable at once. NOTE: transfers and steps are carried out in the order in which
+        they were decided, so whoever finds it from here on reads it after it was loaded.
+        """
+        (own,) = self.allocate(1, block.group, tenant=tenant)
+        self.copy(block, own)
+        if self.tenants is not None and block.block_hash is not None:
+            owner = self._owner_of_chain(own, block.block_hash, block.parent_hash)
+            self.tenants.own(own, owner)
+        self.map.add_all(own, block)
+        return own
+
+    def shrink(self, num_blocks: int, *, closed_groups: Collection[int]) -> None:
+        """Do without the blocks from `num_blocks` on; none of them may be in use.
+
+        What they cache is evicted, in `closed_groups` (which hold whole chains) together with its
+        descendants, children first.
+        """
+        retiring = self.blocks[num_blocks : self.num_blocks]
+        assert not any(block.ref_cnt for block in retiring), "a block in use cannot be retired"
+        for block in self._with_descendants(num_blocks, closed_groups):
+            self.free_queue.remove(block)
+            self._evict(block)
+            self.free_queue.prepend(block)
+        for block in retiring:
+            self.free_queue.remove(block)
+        self._set_size(num_blocks)
+
+    def grow(self, num_blocks: int) -> None:
+        """Take blocks back into use, up to as many as the pool was made with."""
+        for block in reversed(self.blocks[self.num_blocks : num_blocks]):
+            self.free_queue.prepend(block)
+        self._set_size(num_blocks)
 
     def reset(self) -> bool:
-        """Forget every hash; False, with nothing changed, while any block is in use."""
+        """Forget every hash in every tier; False, with nothing changed, while a block is in use."""
         if self.num_free != self.num_usable:
             return False
-        for block in self.blocks:
-            block.block_hash = block.parent_hash = block.inner_hashes = None
-        for copies in self._copies:
-            copies.clear()
-        self._events.append(AllBlocksCleared())
+        self.map.clear()
+        self.residency.clear()
+        for block in reversed(list(self.free_queue)):
+            self.free_queue.remove(block)
+            block.forget_hashes()
+            self.free_queue.prepend(block)
+        if self.host is not None:
+            self.host.clear()
+        self._log.cleared()
         return True
 
     def take_events(self) -> list[KVEvent]:
-        """Return what changed since the last call, in order."""
-        events, self._events = self._events, []
-        return events
+        """Return what changed since the last call, in order, over all tiers."""
+        return self._log.take()
+
+    def take_transfers(self) -> list[BlockTransfer]:
+        """Return the moves asked for since the last call, in the order to carry them out."""
+        transfers, self._transfers = self._transfers, []
+        return transfers
+
+    def take_new_size(self) -> int | None:
+        """Return the size if it has changed since the last call."""
+        size, self._new_size = self._new_size, None
+        return size
+
+    def _set_size(self, num_blocks: int) -> None:
+        self.num_blocks = self._new_size = num_blocks
+        if self.tenants is not None:
+            self.tenants.set_usable(self.num_usable)
+
+    def _evict(self, block: Block) -> None:
+        """Forget what a block holds; the last copy goes to the host tier, announced there first."""
+        assert block.block_hash is not None
+        self.num_evictions += 1
+        if is_watched(block.block_id):
+            self.residency.evicted(block.block_id)
+        if self.host is not None and len(self.map.copies(block.block_hash, block.group)) == 1:
+            store = self.host.store(block)
+            if store is not None:
+                self._transfers.append(store)
+        self.map.forget(block)
+
+    def _with_descendants(self, first_id: int, closed_groups: Collection[int]) -> list[Block]:
+        """List the cached free blocks from an id on and all that descend from them, children first.
+
+        The reverse of the reuse order meets parents before children, so one pass finds all.
+        NOTE: no descendant is in use, for whoever uses it uses a copy of its parent too.
+        """
+        found: list[Block] = []
+        lost: set[tuple[int, BlockHash]] = set()
+        for block in reversed(list(self.free_queue)):
+            if block.block_hash is None:
+                continue
+            is_orphan = block.parent_hash is not None and (block.group, block.parent_hash) in lost
+            if block.block_id < first_id and not is_orphan:
+                continue
+            found.append(block)
+            if (
+                block.group in closed_groups
+                and len(self.map.copies(block.block_hash, block.group)) == 1
+            ):
+                lost.add((block.group, block.block_hash))
+        return found[::-1]
+
+    def _owner_of_chain(
+        self, block: Block, block_hash: BlockHash, parent_hash: BlockHash | None
+    ) -> str | None:
+        """Return whom the chain belongs to that a block continues, or who asked for the block."""
+        for known_hash in (block_hash, parent_hash):
+            known = None if known_hash is None else self.map.get(known_hash, block.group)
+            if known is not None:
+                return known.owner
+        return block.owner
 
     def _enqueue(self, block: Block) -> None:
         """Queue a block that nobody uses any more: contents that matter are reused last.
@@ -187,67 +312,17 @@ class BlockPool:
         if block.block_hash is None:
             self.free_queue.prepend(block)
             return
-        copies = self._copies[block.group][block.block_hash]
+        copies = self.map.copies(block.block_hash, block.group)
         if len(copies) == 1:
             self.free_queue.append(block)
             return
-        other = _preferred([copy for copy in copies if copy is not block])
+        other = preferred([copy for copy in copies if copy is not block])
         if other.ref_cnt:
-            self._forget(block)
+            self.map.forget(block)
             self.free_queue.prepend(block)
             return
         self.free_queue.remove(other)
         kept, dropped = (block, other) if other.block_hash == block.block_hash else (other, block)
-        self._forget(dropped)
+        self.map.forget(dropped)
         self.free_queue.prepend(dropped)
         self.free_queue.append(kept)
-
-    def _forget(self, block: Block) -> None:
-        """Drop every hash of a block, deepest first."""
-        block_hash = block.block_hash
-        assert block_hash is not None
-        self._forget_hash(block, block_hash)
-        for inner in reversed(block.inner_hashes or ()):
-            self._forget_hash(block, inner)
-        block.block_hash = block.parent_hash = block.inner_hashes = None
-
-    def _forget_hash(self, block: Block, block_hash: BlockHash) -> None:
-        copies = self._copies[block.group][block_hash]
-        copies.remove(block)
-        if not copies:
-            del self._copies[block.group][block_hash]
-            self._emit_removed(block.group, block_hash)
-
-    def _emit_stored(
-        self, group: int, block_hash: BlockHash, parent_hash: BlockHash | None
-    ) -> None:
-        """Record a new hash, joined to the run before it when it continues that run."""
-        last = self._events[-1] if self._events else None
-        if (
-            isinstance(last, BlockStored)
-            and last.block_hashes[-1] == parent_hash
-            and last.group_idx == group
-        ):
-            last.block_hashes.append(block_hash)
-            return
-        self._events.append(
-            BlockStored(
-                block_hashes=[block_hash],
-                parent_block_hash=parent_hash,
-                token_ids=[],
-                block_size=self.block_size,
-                group_idx=group,
-            )
-        )
-
-    def _emit_removed(self, group: int, block_hash: BlockHash) -> None:
-        last = self._events[-1] if self._events else None
-        if isinstance(last, BlockRemoved) and last.group_idx == group:
-            last.block_hashes.append(block_hash)
-            return
-        self._events.append(BlockRemoved(block_hashes=[block_hash], group_idx=group))
-
-
-def _preferred(copies: Sequence[Block]) -> Block:
-    """Return a copy in use if there is one; O(copies)."""
-    return next((block for block in copies if block.ref_cnt), copies[0])

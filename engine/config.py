@@ -6,7 +6,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from kvindex.foundation.errors import ConfigError
 from kvindex.hashing import HashScheme
+
+_ROUNDING = 1e-9
 
 QueuePolicy = Literal["fcfs", "priority", "fair"]
 
@@ -23,6 +26,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `max_bypass`: so many requests may be admitted before one that does not fit yet.
     `max_prefill_share`: the part of a step that one prompt may take while others want it too.
     `max_preemptions`: a request preempted so often comes back only with all its blocks reserved.
+    `num_host_blocks`: blocks of host memory for what the pool evicts, 0 = none.
+    `kv_shares`: tenant -> part of the pool that its cached blocks keep when others want more.
+    `slab_blocks`: the pool shrinks and grows by so many blocks.
     """
 
     block_size: int = 16
@@ -40,7 +46,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_bypass: int = 16
     max_prefill_share: float = 0.5
     max_preemptions: int = 3
+    num_host_blocks: Annotated[int, msgspec.Meta(ge=0)] = 0
+    kv_shares: dict[str, float] = {}
+    slab_blocks: Annotated[int, msgspec.Meta(ge=2)] = 64
     check_integrity: bool = False
+
+    def __post_init__(self) -> None:
+        for tenant, share in self.kv_shares.items():
+            if not 0 < share <= 1:
+                raise ConfigError(
+                    f"engine.kv_shares.{tenant} is {share}; expected more than 0 and at most 1"
+                )
+        total = sum(self.kv_shares.values())
+        if total > 1 + _ROUNDING:
+            raise ConfigError(f"engine.kv_shares add up to {total:g}; expected 1 at most")
 
     @property
     def hash_scheme(self) -> HashScheme:

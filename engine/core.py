@@ -6,24 +6,43 @@ the simulator brings virtual time.
 
 from __future__ import annotations
 
-from collections import deque
+import contextlib
+import logging
+from collections import Counter, deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
-from engine.executor import Executor
+from engine.executor import Executor, OutOfDeviceMemoryError
 from engine.frontend.errors import RequestError
 from engine.invariants import check_integrity
 from engine.kv_cache_manager import KVCacheManager
 from engine.kv_groups.group import InFlight
-from engine.messages import EngineOutput, EngineRequest, EngineStats, SnapshotEntry
+from engine.messages import (
+    EngineOutput,
+    EngineRequest,
+    EngineStats,
+    PauseMode,
+    SnapshotEntry,
+    TenantStats,
+)
 from engine.output import SchedulerOutput
 from engine.request import Request
+from engine.restore_cost import RestoreCost
+from engine.resync import MAX_RESYNCS, Resync
 from engine.scheduler import Scheduler
 from engine.stats import EngineCounters, StepRates
+from engine.step_stream import OutOfStepError
+from engine.transfer import BlockCopy
+from engine.validate import ModelLimits
 from kvindex.events import KVEvent
 from kvindex.foundation.clock import Clock
+from kvindex.foundation.errors import ConfigError
+
+logger = logging.getLogger("prefixfleet.engine.core")
+
+_SHORTEST_SEQUENCE = 2
 
 
 class EngineCore:
@@ -39,8 +58,14 @@ class EngineCore:
         self._clock = clock
         info = executor.info
         pool = BlockPool(
-            info.num_blocks, block_size=config.block_size, num_groups=len(info.kv_groups)
+            info.num_blocks,
+            block_size=config.block_size,
+            num_groups=len(info.kv_groups),
+            num_host_blocks=config.num_host_blocks,
+            shares=config.kv_shares,
         )
+        self.rates = StepRates()
+        self._restore_cost = RestoreCost(self.rates)
         self.kv_cache = KVCacheManager(
             pool,
             groups=info.kv_groups,
@@ -48,17 +73,17 @@ class EngineCore:
             in_flight=InFlight(
                 max_step_tokens=config.max_num_batched_tokens, num_steps=1 + config.async_depth
             ),
+            restore_cost=self._restore_cost,
         )
-        fits = self.kv_cache.max_num_tokens
-        limits = [limit for limit in (info.max_model_len, config.max_model_len, fits) if limit]
-        self.max_model_len = min(limits)
+        self._min_blocks = self._smallest_size()
+        self.max_model_len = self._longest_sequence(info.num_blocks)
         self.vocab_size = info.vocab_size
         self.counters = EngineCounters()
-        self.rates = StepRates()
         self.scheduler = Scheduler(
             config, self.kv_cache, max_model_len=self.max_model_len, counters=self.counters
         )
         self._in_flight: deque[_Submitted] = deque()
+        self._resync = Resync()
         self._returned_at = 0.0
         self._num_steps = 0
         self._num_added = 0
@@ -66,13 +91,27 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether a step would compute, tell the runner or bring back anything."""
-        return bool(self.scheduler.requests) or bool(self._in_flight)
+        return self.scheduler.can_go_on or bool(self._in_flight) or self.kv_cache.pool.has_news
 
     def add(self, source: EngineRequest) -> None:
         """Queue a request; raise RequestError when it can never be served, or not now."""
         self._validate(source)
         self._num_added += 1
         self.scheduler.add(Request.admit(source, self.config.hash_scheme, arrival=self._num_added))
+
+    def extend_prompt(self, request_id: str, token_ids: list[int], *, is_last: bool) -> None:
+        """Append to an open prompt; ids that are not live are ignored.
+
+        RequestError, with nothing changed, when the prompt is closed or cannot grow so far.
+        """
+        request = self.scheduler.requests.get(request_id)
+        if request is None:
+            return
+        if not request.is_open:
+            raise RequestError("invalid_request", f"the prompt of {request_id} is complete already")
+        self._limits.check_length(request.num_tokens + len(token_ids))
+        self._limits.check_token_ids("prompt", token_ids)
+        self.scheduler.extend_prompt(request, token_ids, is_last=is_last)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Forget requests; their blocks are free at once. Unknown ids are ignored."""
@@ -84,12 +123,14 @@ class EngineCore:
         With `async_depth` 0 that is the same step. One that is not worth waiting for does not
         wait: outputs come as soon as they can.
         """
+        self.kv_cache.pool.residency.now = self._clock.monotonic()
         scheduled = self.scheduler.schedule(
             max_tokens=self.rates.tokens_within(self.config.max_step_s)
         )
         assert scheduled.num_scheduled_tokens or not scheduled.new_requests
         self._in_flight.append(_Submitted(scheduled, self._clock.monotonic()))
-        self.executor.submit(scheduled)
+        num_blocks = self.kv_cache.pool.num_blocks
+        self.executor.submit(self._resync.complete(scheduled, num_blocks=num_blocks))
         outputs: list[EngineOutput] = []
         while self._in_flight and (
             len(self._in_flight) > self.config.async_depth or not scheduled.num_scheduled_tokens
@@ -102,14 +143,24 @@ class EngineCore:
     def _take_oldest(self) -> list[EngineOutput]:
         """Wait for the oldest step in flight and take in what it computed."""
         step, submitted_at = self._in_flight.popleft()
-        output = self.executor.collect()
+        try:
+            output = self.executor.collect()
+        except OutOfDeviceMemoryError as error:
+            self._resync.settle()
+            return self._shrink_after(error)
+        except OutOfStepError as error:
+            self._resync_after(error, step)
+            return []
+        self._resync.settle()
+        num_moved = sum(1 for move in step.transfers if not isinstance(move, BlockCopy))
+        self._restore_cost.observe(num_blocks=num_moved, transfer_s=output.transfer_s)
         if step.num_scheduled_tokens:
             now = self._clock.monotonic()
             num_prefill = self._num_prefill_tokens(step)
             self.rates.observe(
                 num_prefill_tokens=num_prefill,
                 num_decode_tokens=step.total_scheduled_tokens - num_prefill,
-                step_s=now - max(submitted_at, self._returned_at),
+                step_s=now - max(submitted_at, self._returned_at) - output.transfer_s,
             )
             self._returned_at = now
         self._num_steps += 1
@@ -120,23 +171,67 @@ class EngineCore:
         return self.kv_cache.pool.take_events()
 
     def snapshot_entries(self) -> list[SnapshotEntry]:
-        """List every block that a look-up can find now."""
-        return [
-            SnapshotEntry(block_hash, group)
-            for group, block_hash in self.kv_cache.pool.cached_keys()
-        ]
+        """List every block that a look-up can find now, in every tier."""
+        pool = self.kv_cache.pool
+        entries = [SnapshotEntry(block_hash, group) for group, block_hash in pool.cached_keys()]
+        if pool.host is not None:
+            entries += [SnapshotEntry(h, group, "host") for group, h in pool.host.map]
+        return entries
 
     def reset_prefix_cache(self, *, preempt_running: bool) -> bool:
         """Forget all cached blocks; False while requests hold blocks (see Scheduler)."""
         return self.scheduler.reset_prefix_cache(preempt_running=preempt_running)
 
+    def resize(self, num_blocks: int) -> list[EngineOutput]:
+        """Make the pool `num_blocks` large, in whole slabs; return the ends of what fits no more.
+
+        At most what the executor has, at least what one short sequence needs. Requests that hold
+        a block to be given up are preempted and go on later; `max_model_len` follows.
+        """
+        most = self.executor.info.num_blocks
+        slab = self.config.slab_blocks
+        size = most if num_blocks >= most else max(num_blocks // slab * slab, self._min_blocks)
+        self.max_model_len = self._longest_sequence(size)
+        logger.info("KV cache resized num_blocks=%d max_model_len=%d", size, self.max_model_len)
+        return self.scheduler.resize(size, max_model_len=self.max_model_len)
+
+    def pause(self, mode: PauseMode) -> None:
+        """Stop computing after the steps in flight, or only admit nothing new (see PauseMode)."""
+        self.scheduler.pause_mode = mode
+
+    def resume(self) -> None:
+        """Go on after a pause; a no-op without one."""
+        self.scheduler.pause_mode = None
+
+    def tenant_stats(self) -> dict[str, TenantStats]:
+        """Return the share of each tenant, "" for requests without one; O(blocks in use)."""
+        held: Counter[str] = Counter()
+        for request in self.scheduler.running:
+            table = self.kv_cache.tables[request.request_id]
+            held[request.source.tenant or ""] += table.num_held
+        return {
+            tenant or "": TenantStats(
+                prefix_queries_total=counters.prefix_queries,
+                prefix_hits_total=counters.prefix_hits,
+                prompt_tokens_total=counters.prompt_tokens,
+                generation_tokens_total=counters.generation_tokens,
+                preemptions_total=counters.preemptions,
+                num_held_blocks=held[tenant or ""],
+            )
+            for tenant, counters in self.counters.tenants.items()
+        }
+
     def stats(self) -> EngineStats:
         """Return counters and gauges as of now; O(live requests)."""
         scheduler, pool = self.scheduler, self.kv_cache.pool
+        host = pool.host
         return EngineStats(
             step=self._num_steps,
+            block_ages=pool.residency.ages,
+            pause_mode=scheduler.pause_mode,
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
+            num_preempted=scheduler.num_preempted,
             queued_prefill_tokens=scheduler.queued_prefill_tokens,
             num_blocks=pool.num_usable,
             num_free_blocks=pool.num_free,
@@ -147,9 +242,75 @@ class EngineCore:
             generation_tokens_total=self.counters.generation_tokens,
             preemptions_total=self.counters.preemptions,
             evictions_total=pool.num_evictions,
+            num_host_blocks=len(host.blocks) if host else 0,
+            num_host_cached_blocks=host.map.num_hashes if host else 0,
+            host_stores_total=host.num_stored if host else 0,
+            host_loads_total=host.num_loaded if host else 0,
+            resyncs_total=self._resync.num_total,
             busy_s_total=self.rates.busy_s,
             prefill_tokens_per_s=self.rates.prefill_tokens_per_s,
             decode_tokens_per_s=self.rates.decode_tokens_per_s,
+        )
+
+    def _shrink_after(self, error: OutOfDeviceMemoryError) -> list[EngineOutput]:
+        """Go on with a slab less, as if the steps in flight had not been scheduled.
+
+        Raises the error again when there is no slab to give up.
+        """
+        num_blocks = self.kv_cache.pool.num_blocks
+        if num_blocks <= self._min_blocks:
+            raise error
+        logger.warning("out of device memory num_blocks=%d error=%s", num_blocks, error)
+        try:
+            while self._in_flight:
+                step, _ = self._in_flight.popleft()
+                with contextlib.suppress(OutOfDeviceMemoryError):
+                    self.executor.collect()
+        except OutOfStepError as lost:
+            self._resync_after(lost, step)
+        self.scheduler.withdraw_steps()
+        return self.resize(num_blocks - self.config.slab_blocks)
+
+    def _resync_after(self, error: OutOfStepError, step: SchedulerOutput) -> None:
+        """Go on with a runner that took in neither `step` nor any later one.
+
+        Raises the error again when resyncs alone do not help.
+        """
+        if self._resync.num_attempts == MAX_RESYNCS:
+            raise error
+        logger.warning("runner out of step kv_lost=%s reason=%s", error.kv_lost, error)
+        lost = [step, *(submitted.step for submitted in self._in_flight)]
+        self._in_flight.clear()
+        self.scheduler.withdraw_steps()
+        self._resync.lose(lost, kv_lost=error.kv_lost)
+        if error.kv_lost:
+            was_reset = self.scheduler.reset_prefix_cache(preempt_running=False)
+            assert was_reset, "blocks are in use although nothing runs"
+            self.kv_cache.pool.take_transfers()
+
+    def _longest_sequence(self, num_blocks: int) -> int:
+        """Return the most tokens that a sequence may have in a pool of so many blocks."""
+        limits = [self.executor.info.max_model_len]
+        if self.config.max_model_len:
+            limits.append(self.config.max_model_len)
+        fits = self.kv_cache.max_num_tokens(num_blocks)
+        if fits is not None:
+            limits.append(fits)
+        return min(limits)
+
+    def _smallest_size(self) -> int:
+        """Return the fewest blocks, in whole slabs, that hold a prompt and an answer at all.
+
+        ConfigError when even all that the executor has do not.
+        """
+        most = self.executor.info.num_blocks
+        sizes: list[int] = [*range(self.config.slab_blocks, most, self.config.slab_blocks), most]
+        for size in sizes:
+            if self._longest_sequence(size) >= _SHORTEST_SEQUENCE:
+                return size
+        raise ConfigError(
+            f"the KV cache of {most} blocks of {self.config.block_size} tokens holds no sequence "
+            "of two tokens; give the worker more KV-cache memory"
         )
 
     def _num_prefill_tokens(self, scheduled: SchedulerOutput) -> int:
@@ -165,27 +326,15 @@ class EngineCore:
                 f"{len(self.scheduler.waiting)} requests are waiting already",
                 retry_after_s=1.0,
             )
-        num_tokens = len(source.prompt_token_ids) + len(source.resume_token_ids)
-        if not source.prompt_token_ids:
-            raise RequestError("invalid_request", "the prompt has no tokens", param="prompt")
-        if num_tokens >= self.max_model_len:
-            raise RequestError(
-                "context_length_exceeded",
-                f"the prompt has {num_tokens} tokens; at most {self.max_model_len - 1} leave room "
-                f"for an answer (context length {self.max_model_len})",
-                param="prompt",
-            )
-        self._validate_token_ids("prompt", source.prompt_token_ids)
-        self._validate_token_ids("stop_token_ids", source.sampling.stop_token_ids)
+        self._limits.check_request(source)
 
-    def _validate_token_ids(self, param: str, token_ids: Iterable[int]) -> None:
-        for token_id in token_ids:
-            if not 0 <= token_id < self.vocab_size:
-                raise RequestError(
-                    "invalid_request",
-                    f"token id {token_id} is outside the vocabulary of {self.vocab_size}",
-                    param=param,
-                )
+    @property
+    def _limits(self) -> ModelLimits:
+        return ModelLimits(
+            max_model_len=self.max_model_len,
+            vocab_size=self.vocab_size,
+            takes_open_prompts=all(group.rule is not None for group in self.kv_cache.groups),
+        )
 
 
 class _Submitted(NamedTuple):

@@ -11,6 +11,7 @@ import msgspec
 
 from engine.kv_groups.spec import ONE_FULL_ATTENTION_GROUP, KVGroupSpec
 from engine.output import ModelRunnerOutput, SchedulerOutput
+from kvindex.foundation.errors import PrefixFleetError
 
 
 class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +29,10 @@ class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_groups: tuple[KVGroupSpec, ...] = ONE_FULL_ATTENTION_GROUP
 
 
+class OutOfDeviceMemoryError(PrefixFleetError):
+    """Raised when a step needs more memory than the device has left; see `Executor.collect`."""
+
+
 class Executor(Protocol):
     """Computes steps one after the other, in the order in which they are submitted."""
 
@@ -43,7 +48,11 @@ class Executor(Protocol):
     def collect(self) -> ModelRunnerOutput:
         """Return what the oldest submitted step computed, once it has; call it once per step.
 
-        Any exception means that the executor is lost.
+        OutOfDeviceMemoryError: the step was taken in up to its moves, but not computed; nor is
+        any later one, each `collect` raising the same, until a step names a new `num_blocks`.
+        OutOfStepError: neither this step nor any later one was taken in, nothing is in flight any
+        more, and the next step that is submitted is a resync.
+        Any other exception means that the executor is lost.
         """
         ...
 

@@ -16,9 +16,11 @@ from engine.kv_groups.block_table import GroupTable, RequestTable
 from engine.kv_groups.coordinator import HitCoordinator, PrefixHit
 from engine.kv_groups.group import InFlight, KVGroup, resolve_groups
 from engine.kv_groups.spec import ONE_FULL_ATTENTION_GROUP, KVGroupSpec
-from engine.output import BlockCopy
 from engine.request import Request
+from engine.restore_cost import RestoreCost
+from engine.transfer import BlockTransfer
 from kvindex.hashing import BlockHash
+from kvindex.hit_rule import CacheLayout, GroupRule
 
 _NOTHING_NEW: list[list[int]] = []
 
@@ -49,6 +51,7 @@ class KVCacheManager:
     """The KV cache of one engine; raises ConfigError when the groups cannot share the pool.
 
     `in_flight` bounds how far scheduling runs ahead, and so what windowed groups may hold.
+    `restore_cost` decides whether a hit takes what is only in the host tier; without one it does.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class KVCacheManager:
         groups: Sequence[KVGroupSpec] = ONE_FULL_ATTENTION_GROUP,
         enable_caching: bool = True,
         in_flight: InFlight | None = None,
+        restore_cost: RestoreCost | None = None,
     ) -> None:
         assert pool.num_groups == len(groups), "the pool is made for other groups"
         self.pool = pool
@@ -67,6 +71,7 @@ class KVCacheManager:
         self.num_reserved = 0
         self._coordinator = HitCoordinator(pool, self.groups)
         self._in_flight = in_flight or InFlight()
+        self._restore_cost = restore_cost
         self._cacheable = [group for group in self.groups if group.rule is not None]
         self._recycling = [group for group in self.groups if group.recycles]
         self._keeping = [group for group in self.groups if not group.recycles]
@@ -74,23 +79,34 @@ class KVCacheManager:
         self._commits: dict[int, list[PendingCommit]] = {}
         self._progress: dict[int, list[Progress]] = {}
         self._writers: dict[BlockHash, RequestTable] = {}
-        self._copies: list[BlockCopy] = []
 
     @property
-    def max_num_tokens(self) -> int | None:
-        """The longest sequence that fits into the pool alone; None when any does."""
+    def tracks_progress(self) -> bool:
+        """Whether every step must be queued for commit, not only those that complete a block."""
+        return bool(self._recycling)
+
+    def max_num_tokens(self, num_blocks: int) -> int | None:
+        """Return the longest sequence that fits alone into so many blocks; None when any does."""
+        num_usable = num_blocks - 1
         fits, too_long = 0, 1
-        while self._max_held_blocks(too_long) <= self.pool.num_usable:
+        while self._max_held_blocks(too_long) <= num_usable:
             fits, too_long = too_long, too_long * 2
-            if fits > self.pool.num_usable * max(group.block_size for group in self.groups):
+            if fits > num_usable * max(group.block_size for group in self.groups):
                 return None
         while too_long - fits > 1:
             middle = (fits + too_long) // 2
-            if self._max_held_blocks(middle) <= self.pool.num_usable:
+            if self._max_held_blocks(middle) <= num_usable:
                 fits = middle
             else:
                 too_long = middle
         return fits
+
+    @property
+    def layout(self) -> CacheLayout | None:
+        """What an index needs to know of the groups; None of one group that holds whole chains."""
+        whole = GroupRule(kind="full", block_size=self.pool.block_size)
+        groups = self._coordinator.layout.groups
+        return None if groups == (whole,) else self._coordinator.layout
 
     def find_hit(self, request: Request) -> PrefixHit:
         """Return the longest known prefix that every group has cached; changes nothing.
@@ -99,7 +115,15 @@ class KVCacheManager:
         """
         if not self.enable_caching:
             return self._coordinator.no_hit()
-        return self._coordinator.find(request.chain.hashes, max_tokens=request.num_tokens - 1)
+        hashes, max_tokens = request.chain.hashes, request.num_tokens - 1
+        hit = self._coordinator.find(hashes, max_tokens=max_tokens)
+        if hit.on_host and self._restore_cost is not None:
+            resident = self._coordinator.find(hashes, max_tokens=max_tokens, resident_only=True)
+            if not self._restore_cost.is_worth_restoring(
+                num_blocks=len(hit.on_host), num_tokens=hit.num_tokens - resident.num_tokens
+            ):
+                return resident
+        return hit
 
     def awaited(self, request: Request, hit: PrefixHit) -> BlockHash | None:
         """Return the next hash after a hit if a running request is about to commit it.
@@ -111,6 +135,11 @@ class KVCacheManager:
             return None
         block_hash = request.chain.hashes[end // self.pool.block_size - 1]
         return block_hash if block_hash in self._writers else None
+
+    @property
+    def num_open_steps(self) -> int:
+        """Steps whose writes are noted and not committed yet."""
+        return len(self._commits.keys() | self._progress.keys())
 
     def is_pending(self, block_hash: bytes) -> bool:
         """Tell whether some running request is still about to commit the hash."""
@@ -136,13 +165,10 @@ class KVCacheManager:
         """
         assert request.request_id not in self.tables, f"{request.request_id} has blocks already"
         unit, num_tokens = self.pool.block_size, hit.num_tokens
-        tables = []
-        for blocks in hit.blocks:
-            self.pool.touch(blocks)
-            tables.append(GroupTable(blocks, num_queued=num_tokens // unit))
+        tables = [GroupTable(blocks, num_queued=num_tokens // unit) for blocks in hit.blocks]
         for group in self._recycling:
             tables[group.index].num_skipped = group.num_skipped_blocks(num_tokens)
-        self._copy_tails(tables, hit)
+        self._adopt(hit, tables, tenant=request.source.tenant)
         table = RequestTable(tables, num_tokens, num_tokens // unit, hit.num_shared)
         self.tables[request.request_id] = table
         if reserve_tokens is not None:
@@ -170,7 +196,11 @@ class KVCacheManager:
         num_wanted = sum(map(len, wanted))
         if num_wanted > self.pool.num_free - self.num_reserved + table.num_reserved:
             return None
-        new_ids = [self._append(g, table.groups[g], indices) for g, indices in enumerate(wanted)]
+        tenant = request.source.tenant
+        new_ids = [
+            self._append(g, table.groups[g], indices, tenant=tenant)
+            for g, indices in enumerate(wanted)
+        ]
         num_drawn = min(num_wanted, table.num_reserved)
         table.num_reserved -= num_drawn
         self.num_reserved -= num_drawn
@@ -183,10 +213,9 @@ class KVCacheManager:
         """Return a request's whole block tables as ids, one list per group."""
         return self.tables[request.request_id].block_ids
 
-    def take_copies(self) -> list[BlockCopy]:
-        """Return the block copies asked for since the last call, in order."""
-        copies, self._copies = self._copies, []
-        return copies
+    def take_transfers(self) -> list[BlockTransfer]:
+        """Return the moves of blocks asked for since the last call, in the order to apply them."""
+        return self.pool.take_transfers()
 
     def queue_commits(self, request: Request, step: int, *, num_computed_tokens: int) -> None:
         """Note the blocks that are full once `step` has computed up to `num_computed_tokens`.
@@ -221,6 +250,14 @@ class KVCacheManager:
             progress.table.num_processed = progress.num_computed_tokens
             self._release_claims(progress.table, progress.hashes)
 
+    def resize(self, num_blocks: int) -> None:
+        """Make the pool so large; whoever is displaced by that has given his blocks back."""
+        closed = [g.index for g in self._cacheable if not g.recycles]
+        if num_blocks < self.pool.num_blocks:
+            self.pool.shrink(num_blocks, closed_groups=closed)
+        elif num_blocks > self.pool.num_blocks:
+            self.pool.grow(num_blocks)
+
     def free(self, request: Request) -> None:
         """Give back all blocks of a request, deepest first, and its claims; a no-op without any."""
         table = self.tables.pop(request.request_id, None)
@@ -238,29 +275,49 @@ class KVCacheManager:
     def _max_held_blocks(self, num_tokens: int) -> int:
         return sum(group.max_held_blocks(num_tokens, self._in_flight) for group in self.groups)
 
-    def _copy_tails(self, tables: list[GroupTable], hit: PrefixHit) -> None:
-        """Give the request its own copy of each block that it takes over in part.
+    def _adopt(self, hit: PrefixHit, tables: list[GroupTable], *, tenant: str | None) -> None:
+        """Take the blocks of a hit into use; bring back those that are only in the host tier.
 
-        NOTE: a tail may itself be handed out here, for it counts as free. Tails are moved to the
-        end of the queue first, in the order in which they are copied, so none is overwritten
-        before it is read; copies are applied in order, before anything else is written.
+        NOTE: all that the hit needs is held or pinned before the first block is handed out, which
+        may evict anything else from either tier. A tail may itself be handed out here, for it
+        counts as free; tails are moved to the end of the queue first, in the order in which they
+        are copied, and transfers are carried out in order: none is overwritten before it is read.
         """
-        tails = [(g, tail) for g, tail in enumerate(hit.tails) if tail is not None]
-        for _, tail in tails:
-            self.pool.refresh(tail)
-        for g, tail in tails:
-            (own,) = self.pool.allocate(1, g)
-            if own is not tail:
-                self._copies.append(BlockCopy(tail.block_id, own.block_id))
+        for found in hit.blocks:
+            self.pool.touch([b for b in found if not b.on_host] if hit.on_host else found)
+        for tail in hit.tails:
+            if tail is not None and not tail.on_host:
+                self.pool.refresh(tail)
+        if self.pool.host is not None and hit.on_host:
+            self.pool.host.pin(hit.on_host)
+            for table in tables:
+                for i, block in enumerate(table.blocks):
+                    if block.on_host:
+                        table.blocks[i] = self.pool.restore(block, tenant=tenant)
+        self._copy_tails(hit, tables, tenant=tenant)
+        if self.pool.host is not None and hit.on_host:
+            self.pool.host.unpin(hit.on_host[::-1])
+        self.pool.settle()
+
+    def _copy_tails(self, hit: PrefixHit, tables: list[GroupTable], *, tenant: str | None) -> None:
+        """Give the request its own copy of each block that it takes over in part."""
+        for g, tail in enumerate(hit.tails):
+            if tail is None:
+                continue
+            (own,) = self.pool.allocate(1, g, tenant=tenant)
+            self.pool.copy(tail, own)
             stride = self.groups[g].block_size // self.pool.block_size
             tables[g].num_queued = len(tables[g].blocks) * stride
             tables[g].blocks.append(own)
 
-    def _append(self, group: int, table: GroupTable, indices: Sequence[int]) -> list[int]:
+    def _append(
+        self, group: int, table: GroupTable, indices: Sequence[int], *, tenant: str | None
+    ) -> list[int]:
         """Append new blocks at the given indices, the null block in between; return their ids."""
         blocks = table.blocks
         start = len(blocks)
-        for i, block in zip(indices, self.pool.allocate(len(indices), group), strict=True):
+        new = self.pool.allocate(len(indices), group, tenant=tenant)
+        for i, block in zip(indices, new, strict=True):
             while len(blocks) < i:
                 blocks.append(self.pool.null_block)
             blocks.append(block)

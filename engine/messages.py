@@ -10,6 +10,11 @@ from typing import Literal
 import msgspec
 
 from engine.frontend.sampling_params import SamplingParams
+from engine.residency import BlockAges
+from kvindex.hit_rule import CacheLayout
+
+PauseMode = Literal["new", "all"]
+"""`new`: what runs goes on, nothing new is admitted (a drain). `all`: nothing is computed."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -19,6 +24,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     `request_id` is unique among live requests (`{id}-{choice}`). `resume_token_ids` were emitted
     elsewhere before: they count as output, not as prompt. `seed` of `sampling` is always set.
+    `prompt_is_open`: more of it comes with ExtendPrompt; what is known is computed meanwhile.
     Lower `priority` is more urgent; `tenant` and `weight` (> 0) matter to the fair order.
     """
 
@@ -32,6 +38,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     tenant: str | None = None
     weight: float = 1.0
     resume_token_ids: list[int] = []
+    prompt_is_open: bool = False
 
 
 class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -55,12 +62,16 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Counters and gauges of one engine; `*_total` only grow.
 
+    `num_preempted` of the waiting requests have run before.
     `step` counts executed steps and heartbeats alike: a front whose core stops counting is dead.
     """
 
     step: int = 0
+    block_ages: BlockAges = msgspec.field(default_factory=BlockAges)
+    pause_mode: PauseMode | None = None
     num_running: int = 0
     num_waiting: int = 0
+    num_preempted: int = 0
     queued_prefill_tokens: int = 0
     num_blocks: int = 0
     num_free_blocks: int = 0
@@ -71,13 +82,32 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     generation_tokens_total: int = 0
     preemptions_total: int = 0
     evictions_total: int = 0
+    num_host_blocks: int = 0
+    num_host_cached_blocks: int = 0
+    host_stores_total: int = 0
+    host_loads_total: int = 0
+    resyncs_total: int = 0
     busy_s_total: float = 0.0
     prefill_tokens_per_s: float = 0.0
     decode_tokens_per_s: float = 0.0
 
 
+class TenantStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One tenant's part of an engine's counters, in tokens, and the blocks that it holds now."""
+
+    prefix_queries_total: int = 0
+    prefix_hits_total: int = 0
+    prompt_tokens_total: int = 0
+    generation_tokens_total: int = 0
+    preemptions_total: int = 0
+    num_held_blocks: int = 0
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine core says of itself once it can serve."""
+    """What an engine core says of itself once it can serve.
+
+    `cache_layout` None: one cache group, and every layer reads the whole past.
+    """
 
     boot_ns: int
     num_blocks: int
@@ -88,6 +118,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     replay_endpoint: str | None = None
     execution_digest: str = ""
     vocab_size: int = 0
+    cache_layout: CacheLayout | None = None
 
 
 class SnapshotEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -122,22 +153,62 @@ class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
     request_ids: list[str]
 
 
-UtilityMethod = Literal["snapshot", "reset_prefix_cache"]
+class ExtendPrompt(msgspec.Struct, frozen=True, tag="extend"):
+    """Append tokens to an open prompt; ids that are not live are ignored.
+
+    The last part closes it: only then is anything sampled.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    is_last: bool = False
+
+
+class TakeSnapshot(msgspec.Struct, frozen=True, tag="snapshot"):
+    """Answered by a PoolSnapshot."""
+
+
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):
+    """Answered by whether it was done; see Scheduler.reset_prefix_cache."""
+
+    preempt_running: bool
+
+
+class Pause(msgspec.Struct, frozen=True, tag="pause"):
+    """Answered by True, once it holds; pausing again changes the mode."""
+
+    mode: PauseMode
+
+
+class Resume(msgspec.Struct, frozen=True, tag="resume"):
+    """Answered by True."""
+
+
+class Resize(msgspec.Struct, frozen=True, tag="resize"):
+    """Answered by the blocks that the pool then has; see EngineCore.resize."""
+
+    num_blocks: int
+
+
+class AskTenantStats(msgspec.Struct, frozen=True, tag="tenant_stats"):
+    """Answered by TenantStats by tenant, "" for requests without one."""
+
+
+Utility = TakeSnapshot | ResetPrefixCache | Pause | Resume | Resize | AskTenantStats
 
 
 class UtilityCall(msgspec.Struct, frozen=True, tag="call"):
     """Ask for something outside a request, answered at the next step border."""
 
     call_id: int
-    method: UtilityMethod
-    preempt_running: bool = False
+    utility: Utility
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """End the process after the running step."""
 
 
-ToCore = AddRequests | AbortRequests | UtilityCall | Shutdown
+ToCore = AddRequests | ExtendPrompt | AbortRequests | UtilityCall | Shutdown
 
 # Core -> client
 
@@ -156,11 +227,10 @@ class CoreOutputs(msgspec.Struct, frozen=True, tag="outputs"):
 
 
 class UtilityResult(msgspec.Struct, frozen=True, tag="result"):
-    """Answer to a `UtilityCall`: a snapshot, or whether a reset succeeded."""
+    """Answer to a `UtilityCall`, encoded; its type is that of the utility's answer."""
 
     call_id: int
-    snapshot: PoolSnapshot | None = None
-    ok: bool | None = None
+    value: msgspec.Raw
 
 
 class CoreDead(msgspec.Struct, frozen=True, tag="dead"):

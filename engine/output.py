@@ -9,13 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from engine.frontend.sampling_params import SamplingParams
-
-
-class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
-    """Copy the whole contents of one block to another."""
-
-    source: int
-    destination: int
+from engine.transfer import BlockTransfer
 
 
 class NewRequestData(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,11 +33,12 @@ class NewRequestData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """One step. Order of application: drop, add, extend, copy blocks (in order), compute.
+    """One step. Order of application: drop, add, extend, move blocks (in order), compute.
 
     `num_scheduled_tokens`: request id -> tokens to compute now (> 0), in batch order; the runner
     knows each request's progress, because it computed all of it. A request whose chunk reaches
-    its last known token gets one token sampled; others get none.
+    its last known token gets one token sampled; others get none. `step` counts the steps from 1,
+    and none is left out.
     """
 
     step: int
@@ -52,7 +47,10 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     num_scheduled_tokens: dict[str, int]
     num_computed_tokens: dict[str, int]  # before this step, for cross-checking
     dropped_request_ids: list[str]  # finished, aborted or preempted since the last step
-    block_copies: list[BlockCopy] = []  # none while every group's block is one hash unit
+    new_prompt_ids: dict[str, list[int]] = {}  # what running requests' open prompts grew by
+    transfers: list[BlockTransfer] = []
+    num_blocks: int | None = None  # the pool's size from this step's computation on, if it changed
+    resync: bool = False  # forget every request first: all that run are among the new ones
 
     @property
     def total_scheduled_tokens(self) -> int:
@@ -64,7 +62,9 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What the runner sampled: request id -> new tokens, only for requests that sampled.
 
     `errors`: request id -> why this request alone cannot go on (for example non-finite logits).
+    `transfer_s`: seconds that the moves between pool and host tier took.
     """
 
     sampled_token_ids: dict[str, list[int]]
     errors: dict[str, str] = {}
+    transfer_s: float = 0.0

@@ -12,11 +12,12 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from engine.block_pool import BlockPool
+from engine.capacity import displaced_by
 from engine.config import EngineConfig
 from engine.frontend.charge import charge
 from engine.kv_cache_manager import KVCacheManager
 from engine.kv_groups.coordinator import PrefixHit
-from engine.messages import EngineOutput, FinishReason
+from engine.messages import EngineOutput, PauseMode
 from engine.output import ModelRunnerOutput, SchedulerOutput
 from engine.request import Request, RequestStatus
 from engine.stats import EngineCounters
@@ -53,7 +54,10 @@ class Scheduler:
         self.running: list[Request] = []
         self.waiting = make_queue(config.policy, aging_arrivals=config.aging_arrivals)
         self.step = 0
+        self.pause_mode: PauseMode | None = None
+        self.num_preempted = 0
         self._dropped: list[str] = []
+        self._new_prompt_ids: dict[str, list[int]] = {}
         self._in_flight: deque[_InFlightStep] = deque()
 
     @property
@@ -71,11 +75,32 @@ class Scheduler:
         """Steps that were scheduled and have not returned."""
         return len(self._in_flight)
 
+    @property
+    def can_go_on(self) -> bool:
+        """Whether a step may have something to compute: not while paused with nothing allowed."""
+        if self.pause_mode is None:
+            return not all(request.is_stalled for request in self.requests.values())
+        return self.pause_mode == "new" and bool(self.running or self.num_preempted)
+
     def add(self, request: Request) -> None:
         """Queue a request whose id is not live and which fits the model."""
         assert request.request_id not in self.requests
+        request.account = self.counters.account(request.source.tenant)
+        request.limit_to(self.max_model_len)
         self.requests[request.request_id] = request
         self.waiting.add(request)
+
+    def extend_prompt(self, request: Request, token_ids: list[int], *, is_last: bool) -> None:
+        """Append to a live request's open prompt, which the model's limit leaves room for."""
+        request.extend_prompt(token_ids, is_last=is_last)
+        request.is_stalled = False
+        request.limit_to(self.max_model_len)
+        if request.status is RequestStatus.RUNNING:
+            self._new_prompt_ids.setdefault(request.request_id, []).extend(token_ids)
+        if request.was_admitted:
+            for counters in (self.counters, request.account):
+                counters.prompt_tokens += len(token_ids)
+            self.waiting.charge(request, float(len(token_ids)))
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Forget requests at whatever stage they are; unknown and finished ids are ignored."""
@@ -90,17 +115,19 @@ class Scheduler:
         `max_tokens` narrows the configured token budget for this step.
         """
         self.step += 1
-        budget = self.config.max_num_batched_tokens
+        budget = 0 if self.pause_mode == "all" else self.config.max_num_batched_tokens
         plan = StepPlan(
             budget=budget if max_tokens is None else min(budget, max_tokens),
             share=self.config.max_prefill_share if len(self.requests) > 1 else 1.0,
         )
-        self._yield_to_urgent()
+        if self.pause_mode is None:
+            self._yield_to_urgent()
         preempted = self._schedule_running(plan)
         if not preempted:
             self._schedule_waiting(plan)
         self._spend_the_rest(plan)
         dropped, self._dropped = self._dropped, []
+        new_prompt_ids, self._new_prompt_ids = self._new_prompt_ids, {}
         scheduled = SchedulerOutput(
             step=self.step,
             new_requests=plan.new_requests,
@@ -108,7 +135,9 @@ class Scheduler:
             num_scheduled_tokens=plan.num_scheduled_tokens,
             num_computed_tokens=plan.num_computed_tokens,
             dropped_request_ids=dropped,
-            block_copies=self.kv_cache.take_copies(),
+            new_prompt_ids=new_prompt_ids,
+            transfers=self.kv_cache.take_transfers(),
+            num_blocks=self.kv_cache.pool.take_new_size(),
         )
         self._in_flight.append(_InFlightStep(scheduled, plan.requests))
         return scheduled
@@ -129,7 +158,7 @@ class Scheduler:
             if request.status is RequestStatus.FINISHED:
                 continue
             request_id = request.request_id
-            error = output.errors.get(request_id)
+            error = output.errors.get(request_id) if output.errors else None
             if error is not None:
                 self._finish(request)
                 outputs.append(
@@ -156,6 +185,47 @@ class Scheduler:
             while self.running:
                 self._preempt(self.running[-1])
         return self.pool.reset()
+
+    def resize(self, num_blocks: int, *, max_model_len: int) -> list[EngineOutput]:
+        """Make the pool as large as told; return the ends of requests that fit no more.
+
+        Requests that hold a block to be given up are preempted. Steps in flight may go on writing
+        there: the executor learns of the new size with the next step, after it has computed them.
+        """
+        for request_id in displaced_by(num_blocks, self.kv_cache.tables):
+            self._preempt(self.requests[request_id])
+        self.kv_cache.resize(num_blocks)
+        self.max_model_len = max_model_len
+        for request in self.requests.values():
+            request.limit_to(max_model_len)
+        too_long = [r for r in self.requests.values() if r.num_tokens >= max_model_len]
+        return [self._finish_too_long(request) for request in too_long]
+
+    def withdraw_steps(self) -> None:
+        """Take back all steps in flight: the executor has computed none of them.
+
+        What they were to write is never committed; running requests wait to be planned again.
+        """
+        while self.running:
+            self._preempt(self.running[-1])
+        for step, requests in self._in_flight:
+            self.kv_cache.commit_step(step.step)
+            for request in requests:
+                request.num_placeholders = 0
+        self._in_flight.clear()
+
+    def _finish_too_long(self, request: Request) -> EngineOutput:
+        """End a request that the pool cannot hold any more."""
+        self._finish(request)
+        if request.num_output_tokens:
+            return EngineOutput(request_id=request.request_id, finish_reason="length")
+        return EngineOutput(
+            request_id=request.request_id,
+            finish_reason="error",
+            error=f"the KV cache shrank: {request.num_tokens} tokens do not fit any more, only "
+            f"{self.max_model_len - 1} do",
+            error_kind="overloaded",
+        )
 
     def _yield_to_urgent(self) -> None:
         """Preempt less urgent requests until the most urgent waiting one can be admitted.
@@ -188,7 +258,11 @@ class Scheduler:
         cursor = 0
         while cursor < len(self.running) and plan.budget > 0:
             request = self.running[cursor]
-            if request.num_placeholders and self._ends_in_flight(request):
+            if request.num_expected_tokens >= request.max_num_tokens:
+                cursor += 1  # The steps in flight bring it to its end for certain.
+                continue
+            if not request.num_left:
+                request.is_stalled = True
                 cursor += 1
                 continue
             num_new = plan.chunk_of(request)
@@ -206,7 +280,8 @@ class Scheduler:
                 continue
             cursor += 1
             if new_blocks is not None:
-                plan.add_blocks(request, new_blocks)
+                if new_blocks:
+                    plan.add_blocks(request, new_blocks)
                 self._plan_tokens(plan, request, num_new)
         return preempted
 
@@ -242,11 +317,16 @@ class Scheduler:
                 blocked.num_bypassed >= self.config.max_bypass or num_failed >= _MAX_FAILED_FITS
             ):
                 break
+            if self.pause_mode == "new" and not request.was_admitted:
+                continue
             if request.num_placeholders:
                 continue  # Preempted with samples in flight: its tokens are not all known yet.
             if request.awaited_hash and self.kv_cache.is_pending(request.awaited_hash):
                 continue
             hit = self.kv_cache.find_hit(request)
+            if hit.num_tokens + request.is_open == request.num_tokens:
+                request.is_stalled = True
+                continue
             request.awaited_hash = self.kv_cache.awaited(request, hit)
             if request.awaited_hash:
                 continue
@@ -276,14 +356,13 @@ class Scheduler:
         """
         if request.num_preemptions < self.config.max_preemptions:
             return request.num_tokens
-        limit = request.source.sampling.max_tokens
-        longest = self.max_model_len if limit is None else request.num_prompt_tokens + limit
-        return max(request.num_tokens, min(self.max_model_len, longest))
+        return max(request.num_tokens, request.max_num_tokens)
 
     def _admit(self, plan: StepPlan, request: Request, hit: PrefixHit, num_reserved: int) -> None:
         request.num_computed_tokens = hit.num_tokens
-        if request.num_cached_tokens is None:
+        if not request.was_admitted:
             self._count_admission(request)
+        self.num_preempted -= request.status is RequestStatus.PREEMPTED
         request.status = RequestStatus.RUNNING
         bisect.insort(self.running, request, key=self.waiting.importance)
         is_protected = num_reserved > request.num_tokens
@@ -299,9 +378,10 @@ class Scheduler:
         """Count prompt and hit of a first admission, and charge its tenant for them."""
         num_prompt = request.num_prompt_tokens
         num_cached = request.num_cached_tokens = min(request.num_computed_tokens, num_prompt)
-        self.counters.prefix_queries += num_prompt
-        self.counters.prefix_hits += num_cached
-        self.counters.prompt_tokens += num_prompt
+        for counters in (self.counters, request.account):
+            counters.prefix_queries += num_prompt
+            counters.prefix_hits += num_cached
+            counters.prompt_tokens += num_prompt
         cost = charge(
             num_uncached_tokens=num_prompt - num_cached,
             num_cached_tokens=num_cached,
@@ -314,25 +394,26 @@ class Scheduler:
         for request in plan.held_back:
             if request.request_id not in plan.num_scheduled_tokens:
                 continue  # It was preempted after all.
-            num_left = request.num_expected_tokens - request.num_computed_tokens
-            num_more = min(plan.budget, num_left)
+            num_more = min(plan.budget, request.num_left)
             if num_more <= 0:
                 return
             new_blocks = self.kv_cache.extend(request, request.num_computed_tokens + num_more)
             if new_blocks is None:
                 continue
-            plan.add_blocks(request, new_blocks)
+            if new_blocks:
+                plan.add_blocks(request, new_blocks)
             self._plan_tokens(plan, request, num_more)
 
     def _plan_tokens(self, plan: StepPlan, request: Request, num_new: int) -> None:
         assert num_new > 0, f"{request.request_id} runs but has nothing to compute"
         plan.add_tokens(request, num_new)
-        request.num_computed_tokens += num_new
-        if request.num_computed_tokens == request.num_expected_tokens:
+        start = request.num_computed_tokens
+        end = request.num_computed_tokens = start + num_new
+        if end == request.num_expected_tokens:
             request.num_placeholders += 1
-        self.kv_cache.queue_commits(
-            request, self.step, num_computed_tokens=request.num_computed_tokens
-        )
+        size = self.pool.block_size
+        if end // size > start // size or self.kv_cache.tracks_progress:
+            self.kv_cache.queue_commits(request, self.step, num_computed_tokens=end)
 
     def _preempt(self, victim: Request) -> None:
         """Take a running request's blocks; its hashes stay findable, so little is lost.
@@ -342,34 +423,40 @@ class Scheduler:
         self.running.remove(victim)
         self.kv_cache.free(victim)
         victim.status = RequestStatus.PREEMPTED
+        self.num_preempted += 1
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
+        victim.is_stalled = False
         self.counters.preemptions += 1
-        self._dropped.append(victim.request_id)
+        victim.account.preemptions += 1
+        self._tell_dropped(victim)
         self.waiting.add(victim)
+
+    def _tell_dropped(self, request: Request) -> None:
+        self._dropped.append(request.request_id)
+        self._new_prompt_ids.pop(request.request_id, None)
 
     def _take_tokens(self, request: Request, sampled: list[int]) -> EngineOutput:
         """Append sampled tokens up to the one that ends the request."""
-        taken: list[int] = []
-        reason: FinishReason | None = None
-        stop_token_id = None
+        num_taken, reason, stop_token_id = 0, None, None
         for token_id in sampled:
-            request.append(token_id)
-            request.num_placeholders -= 1
-            taken.append(token_id)
-            reason, stop_token_id = self._check_stop(request, token_id)
+            reason, stop_token_id = request.append(token_id)
+            num_taken += 1
             if reason is not None:
-                self._finish(request)
                 break
-        if self._in_flight and request.status is RequestStatus.RUNNING:
+        request.num_placeholders -= num_taken
+        self.counters.generation_tokens += num_taken
+        request.account.generation_tokens += num_taken
+        self.waiting.charge(request, float(num_taken))
+        if reason is not None:
+            self._finish(request)
+        elif self._in_flight and request.status is RequestStatus.RUNNING:
             self._queue_late_commits(request)
-        self.counters.generation_tokens += len(taken)
-        self.waiting.charge(request, float(len(taken)))
         num_cached = None if request.cached_reported else request.num_cached_tokens
         request.cached_reported = True
         return EngineOutput(
             request_id=request.request_id,
-            token_ids=taken,
+            token_ids=sampled[:num_taken],
             finish_reason=reason,
             stop_token_id=stop_token_id,
             num_cached_tokens=num_cached,
@@ -386,40 +473,13 @@ class Scheduler:
                 self.kv_cache.queue_commits(request, step.step, num_computed_tokens=end)
                 return
 
-    def _ends_in_flight(self, request: Request) -> bool:
-        """Tell whether the steps in flight bring a request to its limit of tokens for certain."""
-        num_expected = request.num_expected_tokens
-        limit = request.source.sampling.max_tokens
-        if limit is not None and num_expected - request.num_prompt_tokens >= limit:
-            return True
-        return num_expected >= self.max_model_len
-
-    def _check_stop(
-        self, request: Request, token_id: int
-    ) -> tuple[FinishReason | None, int | None]:
-        """Tell whether the token just appended ends the request: stop tokens first, then length.
-
-        The sampler masks stop tokens until `min_tokens`; resumed outputs count as outputs.
-        """
-        sampling = request.source.sampling
-        if request.num_output_tokens > sampling.min_tokens or sampling.min_tokens == 0:
-            if not sampling.ignore_eos and token_id in request.source.eos_token_ids:
-                return "stop", token_id
-            if token_id in sampling.stop_token_ids:
-                return "stop", token_id
-        limit = sampling.max_tokens
-        if limit is not None and request.num_output_tokens >= limit:
-            return "length", None
-        if request.num_tokens >= self.max_model_len:
-            return "length", None
-        return None, None
-
     def _finish(self, request: Request) -> None:
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
             self.kv_cache.free(request)
-            self._dropped.append(request.request_id)
+            self._tell_dropped(request)
         else:
+            self.num_preempted -= request.status is RequestStatus.PREEMPTED
             self.waiting.remove(request)
         request.status = RequestStatus.FINISHED
         del self.requests[request.request_id]

@@ -14,25 +14,40 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine.executor import ExecutorInfo
+from engine.executor import ExecutorInfo, OutOfDeviceMemoryError
 from engine.kv_groups.group import resolve_groups
 from engine.kv_groups.spec import ONE_FULL_ATTENTION_GROUP, KVGroupSpec
 from engine.output import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from engine.scripted_memory import SLOT_BYTES, Memory, ScriptedLayer, digest_of, make_layer
+from engine.transfer import BlockCopy, BlockTransfer, HostLoad, HostStore
 
 
 class StepCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Seconds that a step takes: base, plus per prefill token, plus per decoding request."""
+    """Seconds that a step takes: base, plus per prefill token, decoding request and moved block.
+
+    A moved block is one that goes to the host tier or comes from it.
+    """
 
     base_s: float = 0.0
     per_prefill_token_s: float = 0.0
     per_decode_s: float = 0.0
+    per_moved_block_s: float = 0.0
 
     def of(self, step: SchedulerOutput) -> float:
         """Return the cost of one step."""
         num_prefill = sum(n for n in step.num_scheduled_tokens.values() if n > 1)
         num_decode = sum(1 for n in step.num_scheduled_tokens.values() if n == 1)
-        return self.base_s + num_prefill * self.per_prefill_token_s + num_decode * self.per_decode_s
+        return (
+            self.base_s
+            + num_prefill * self.per_prefill_token_s
+            + num_decode * self.per_decode_s
+            + self.transfer_s(step)
+        )
+
+    def transfer_s(self, step: SchedulerOutput) -> float:
+        """Return the part of it that moves between pool and host tier take."""
+        num_moved = sum(1 for move in step.transfers if not isinstance(move, BlockCopy))
+        return num_moved * self.per_moved_block_s
 
 
 @dataclass(slots=True)
@@ -42,6 +57,7 @@ class _Row:
     source: NewRequestData
     token_ids: list[int]
     block_ids: list[list[int]]
+    num_prompt_tokens: int
     num_computed_tokens: int
     prompt_digest: bytes
 
@@ -51,6 +67,8 @@ class ScriptedExecutor:
 
     Greedy requests draw from the contents alone, others from (contents, seed, choice, position).
     `sleep` is called with the cost of each step; None costs nothing. `block_size` is the engine's.
+    `max_device_blocks` is what the device has memory for, which others may take while it runs: a
+    step over a larger pool is out of memory. None means that there is always enough.
     """
 
     def __init__(
@@ -78,6 +96,10 @@ class ScriptedExecutor:
         groups = resolve_groups(kv_groups, hash_block_size=block_size)
         block_bytes = max(group.block_size for group in groups) * SLOT_BYTES
         self._memory: Memory = [bytearray(block_bytes) for _ in range(num_blocks)]
+        self._host: dict[int, bytes] = {}
+        self._num_blocks = num_blocks
+        self._is_out_of_memory = False
+        self.max_device_blocks: int | None = None
         self._layers: list[ScriptedLayer] = [make_layer(group, self._memory) for group in groups]
         self._rows: dict[str, _Row] = {}
         self._submitted: deque[SchedulerOutput] = deque()
@@ -90,6 +112,7 @@ class ScriptedExecutor:
         """Write the scheduled slots, then sample for requests that reached their last token."""
         step = self._submitted.popleft()
         self._fold(step)
+        self._check_memory(step)
         sampled: dict[str, list[int]] = {}
         for request_id, count in step.num_scheduled_tokens.items():
             row = self._rows[request_id]
@@ -101,7 +124,7 @@ class ScriptedExecutor:
                 sampled[request_id] = [token_id]
         if self._sleep is not None and step.num_scheduled_tokens:
             self._sleep(self.cost.of(step))
-        return ModelRunnerOutput(sampled_token_ids=sampled)
+        return ModelRunnerOutput(sampled_token_ids=sampled, transfer_s=self.cost.transfer_s(step))
 
     def close(self) -> None:
         """Forget every request."""
@@ -109,6 +132,8 @@ class ScriptedExecutor:
 
     def _fold(self, step: SchedulerOutput) -> None:
         """Apply a step to rows and memory, up to what it computes."""
+        if step.resync:
+            self._rows.clear()
         for request_id in step.dropped_request_ids:
             self._rows.pop(request_id, None)
         for new in step.new_requests:
@@ -117,18 +142,49 @@ class ScriptedExecutor:
                 source=new,
                 token_ids=list(new.token_ids),
                 block_ids=[list(ids) for ids in new.block_ids],
+                num_prompt_tokens=new.num_prompt_tokens,
                 num_computed_tokens=new.num_computed_tokens,
                 prompt_digest=digest_of(new.token_ids[: new.num_prompt_tokens]),
             )
         for request_id, new_ids in step.new_block_ids.items():
             for known, more in zip(self._rows[request_id].block_ids, new_ids, strict=True):
                 known.extend(more)
-        for copy in step.block_copies:
-            self._memory[copy.destination][:] = self._memory[copy.source]
+        for request_id, token_ids in step.new_prompt_ids.items():
+            row = self._rows[request_id]
+            row.token_ids.extend(token_ids)
+            row.num_prompt_tokens += len(token_ids)
+        for move in step.transfers:
+            self._move(move)
+        self._resize(step.num_blocks)
         for new in step.new_requests:
             row = self._rows[new.request_id]
             for layer, table in zip(self._layers, row.block_ids, strict=True):
                 layer.enter(table, row.token_ids, row.prompt_digest, row.num_computed_tokens)
+
+    def _move(self, move: BlockTransfer) -> None:
+        match move:
+            case BlockCopy(source=source, destination=destination):
+                self._memory[destination][:] = self._memory[source]
+            case HostStore(block_id=block_id, host_block_id=host_block_id):
+                self._host[host_block_id] = bytes(self._memory[block_id])
+            case HostLoad(host_block_id=host_block_id, block_id=block_id):
+                self._memory[block_id][:] = self._host[host_block_id]
+
+    def _resize(self, num_blocks: int | None) -> None:
+        """Lose the contents of blocks that the pool has given up."""
+        if num_blocks is None:
+            return
+        self._num_blocks = num_blocks
+        self._is_out_of_memory = False
+        for block in self._memory[num_blocks:]:
+            block[:] = bytes(len(block))
+
+    def _check_memory(self, step: SchedulerOutput) -> None:
+        limit = self.max_device_blocks
+        if limit is not None and self._num_blocks > limit and step.num_scheduled_tokens:
+            self._is_out_of_memory = True
+        if self._is_out_of_memory:
+            raise OutOfDeviceMemoryError(f"{self._num_blocks} blocks do not fit, {limit} do")
 
     def _write(self, row: _Row, count: int) -> None:
         start, end = row.num_computed_tokens, row.num_computed_tokens + count
@@ -142,7 +198,7 @@ class ScriptedExecutor:
         for layer, block_ids in zip(self._layers, row.block_ids, strict=True):
             layer.read(block_ids, row.num_computed_tokens, digest)
         sampling = row.source.sampling
-        position = len(row.token_ids) - row.source.num_prompt_tokens
+        position = len(row.token_ids) - row.num_prompt_tokens
         if sampling.temperature > 0:
             digest.update(f"{sampling.seed}/{row.source.choice}/{position}".encode())
         span = self.info.vocab_size - self._first_token

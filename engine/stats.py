@@ -5,15 +5,16 @@ It knows no exporter; worker/server/metrics turns `EngineStats` into Prometheus 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _SMOOTHING = 0.2
 _MIN_PREFILL_TOKENS = 32
 _FIRST_STEP_TOKENS = 128
+_MAX_TENANTS = 1000
 
 
 @dataclass(slots=True)
-class EngineCounters:
+class Counters:
     """Totals since the engine started; all in tokens but `preemptions`. They only grow."""
 
     prefix_queries: int = 0
@@ -21,6 +22,25 @@ class EngineCounters:
     prompt_tokens: int = 0
     generation_tokens: int = 0
     preemptions: int = 0
+
+
+@dataclass(slots=True)
+class EngineCounters(Counters):
+    """Totals over all requests, and the same by tenant.
+
+    Tenants beyond the first 1,000 share one account, named None like that of requests without
+    any: what a client can invent must not fill the memory.
+    """
+
+    tenants: dict[str | None, Counters] = field(default_factory=dict)
+
+    def account(self, tenant: str | None) -> Counters:
+        """Return the totals of a tenant."""
+        found = self.tenants.get(tenant)
+        if found is None:
+            name = tenant if len(self.tenants) < _MAX_TENANTS else None
+            found = self.tenants.setdefault(name, Counters())
+        return found
 
 
 @dataclass(slots=True)

@@ -40,7 +40,7 @@ class StepPlan:
 
     def chunk_of(self, request: Request) -> int:
         """Return how many of a request's tokens may be planned at first."""
-        wanted = min(request.num_expected_tokens - request.num_computed_tokens, self.budget)
+        wanted = min(request.num_left, self.budget)
         if wanted <= self._max_chunk:
             return wanted
         self.held_back.append(request)
@@ -59,8 +59,6 @@ class StepPlan:
 
     def add_blocks(self, request: Request, new_ids: list[list[int]]) -> None:
         """Tell the runner the blocks that a running request was given, per cache group."""
-        if not new_ids:
-            return
         known = self.new_block_ids.setdefault(request.request_id, new_ids)
         if known is not new_ids:
             for ids, more in zip(known, new_ids, strict=True):

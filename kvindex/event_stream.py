@@ -76,7 +76,7 @@ def index_ops(batch: EventBatch) -> tuple[IndexOp, ...]:
 def _index_op(event: KVEvent) -> IndexOp | None:
     if isinstance(event, AllBlocksCleared):
         return IndexOp(kind="cleared")
-    tier = _tier(event.medium)
+    tier = tier_of_medium(event.medium)
     if tier is None:
         return None
     return IndexOp(
@@ -87,7 +87,7 @@ def _index_op(event: KVEvent) -> IndexOp | None:
     )
 
 
-def _tier(medium: str | None) -> Tier | None:
+def tier_of_medium(medium: str | None) -> Tier | None:
     """Return the index's name of a medium; an engine that names none means its GPU."""
     name = TIER_OF_MEDIUM.get(medium or "GPU")
     return next((tier for tier in get_args(Tier) if tier == name), None)

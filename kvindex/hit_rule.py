@@ -53,6 +53,30 @@ class GroupRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return num_tokens // self.span * self.span
 
 
+class CacheLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The cache groups of an engine by their index; what a `HitRule` is made of.
+
+    A group that is never cached is None. `granularity` None is the rule's own choice.
+    """
+
+    groups: tuple[GroupRule | None, ...]
+    hash_block_size: int
+    granularity: int | None = None
+
+    @property
+    def cached_groups(self) -> dict[int, GroupRule]:
+        """The groups that take part in hits, by index."""
+        return {i: group for i, group in enumerate(self.groups) if group is not None}
+
+    def rule(self) -> HitRule:
+        """Return the rule of an engine with these groups; it is asked about the cached ones."""
+        return HitRule(
+            list(self.cached_groups.values()),
+            hash_block_size=self.hash_block_size,
+            granularity=self.granularity,
+        )
+
+
 class GroupPresence(Protocol):
     """What one group holds of one hash chain."""
 

@@ -11,6 +11,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from kvindex.hit_rule import CacheLayout
+
 TrustMode = Literal["EXACT", "DEGRADED", "FALLBACK"]
 Tier = Literal["gpu", "host"]
 OpKind = Literal["stored", "removed", "cleared"]
@@ -89,14 +91,15 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
 class TargetMatch(msgspec.Struct, frozen=True, kw_only=True):
     """What the index knows of one live target, for one chain of hashes.
 
-    `matched_blocks` counts from the root without a hole; `pending_blocks` are those directly after
-    them that some reserved request is about to write. `reserved_*` sum the reservations of live
-    gateways.
+    `matched_blocks` is the hit that the engine would give, counted from the root; the last
+    `host_blocks` of them are not on the gpu. `pending_blocks` are those directly after them that
+    some reserved request is about to write. `reserved_*` sum the reservations of live gateways.
     """
 
     target: Target
     epoch: int
     matched_blocks: int
+    host_blocks: int = 0
     pending_blocks: int = 0
     reserved_prefill_tokens: int = 0
     reserved_blocks: int = 0
@@ -121,8 +124,13 @@ class PrefixIndex(Protocol):
     Every method raises DependencyError when the store cannot be reached; none retries for ever.
     """
 
-    async def register(self, target: Target, *, boot_ns: int, lease_s: float) -> int:
-        """Open a new epoch, max(stored + 1, boot_ns), with an empty inventory; return it."""
+    async def register(
+        self, target: Target, *, boot_ns: int, lease_s: float, layout: CacheLayout | None = None
+    ) -> int:
+        """Open a new epoch, max(stored + 1, boot_ns), with an empty inventory; return it.
+
+        `layout` None: one cache group, and every layer reads the whole past.
+        """
         ...
 
     async def renew(

@@ -10,18 +10,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from kvindex.event_stream import StreamPosition, concerns, index_ops
 from kvindex.events import decode_batch
 from kvindex.foundation.errors import DependencyError, PrefixFleetError, WireError
-from kvindex.index import LoadReport, PrefixIndex, SequencedOps, Target, TrustMode
+from kvindex.index import PrefixIndex, SequencedOps, Target, TrustMode
+from kvindex.ingest_source import IngestSource, Trust
 from kvindex.ingest_state import Fault, IngestCounters
-from kvindex.registry import Registry, ReplicaRecord
-from kvindex.snapshot import SnapshotData
-from kvindex.subscriber import EventFrame, EventSubscriber
+from kvindex.registry import Registry
+from kvindex.subscriber import EventFrame, EventSource
 
 logger = logging.getLogger("prefixfleet.kvindex.ingest")
 
@@ -30,19 +30,6 @@ RENEW_S = 2.0
 MAX_FRAMES_PER_APPLY = 256
 FIRST_DELAY_S = 0.1
 MAX_DELAY_S = 5.0
-
-
-class IngestSource(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ingester asks of the engine that it follows.
-
-    `is_alive` is false while the engine core shows no heartbeat: then no lease is renewed.
-    `make_record` describes the replica under an epoch, for the registry.
-    """
-
-    snapshot: Callable[[], Awaitable[SnapshotData]]
-    report: Callable[[], LoadReport]
-    is_alive: Callable[[], bool]
-    make_record: Callable[[int], ReplicaRecord]
 
 
 class Ingester:
@@ -56,7 +43,7 @@ class Ingester:
         self,
         target: Target,
         *,
-        subscriber: EventSubscriber,
+        subscriber: EventSource,
         index: PrefixIndex,
         registry: Registry,
         source: IngestSource,
@@ -80,8 +67,14 @@ class Ingester:
         self._fault: Fault | None = Fault(self.reason)
         self._delay_s = 0.0
         self._mode_changed = asyncio.Event()
+        self._reported: Trust | None = None
         self._rebuilds: list[asyncio.Future[int]] = []
         self._rebuild_asked = asyncio.Event()
+
+    @property
+    def trust(self) -> Trust:
+        """What the index is told: our own mode, or the engine's where that is worse."""
+        return Trust(self.mode, self.reason).at_most(self._source.trust())
 
     async def run(self) -> None:
         """Follow the engine until cancelled, then deregister the target and its record."""
@@ -153,6 +146,8 @@ class Ingester:
                 self.counters.num_ignored_frames += 1
         if batches and await self._apply(batches):
             self._delay_s = 0.0
+        if self.trust != self._reported:
+            self._mode_changed.set()
 
     async def _fetch_lost_tail(self) -> None:
         """Ask a quiet engine for what it published last: a lost last batch shows no gap.
@@ -222,11 +217,8 @@ class Ingester:
         self._fault = None
         answer: int | DependencyError | None = None
         with self._noting_faults():
-            if (
-                self._rebuilds
-                or fault.replay_from is None
-                or not await self._replay(fault.replay_from)
-            ):
+            first = None if self._rebuilds else fault.replay_from
+            if first is None or not await self._replay(first):
                 # Rebuilding covers whatever was noted until here; what comes up meanwhile stays.
                 self._fault = None
                 answer = await self._rebuild()
@@ -300,7 +292,9 @@ class Ingester:
         self._position.boot_ns = boot_ns
         # An emptied store remembers no epoch; ours never comes twice all the same.
         floor = boot_ns if self._last_epoch is None else max(boot_ns, self._last_epoch + 1)
-        epoch = await self._index.register(self.target, boot_ns=floor, lease_s=self._lease_s)
+        epoch = await self._index.register(
+            self.target, boot_ns=floor, lease_s=self._lease_s, layout=self._source.layout
+        )
         self.epoch = self._last_epoch = epoch
         self._applied_seq = None
         self.counters.num_registrations += 1
@@ -362,7 +356,9 @@ class Ingester:
         epoch = self.epoch
         if epoch is None:
             return
-        report = msgspec.structs.replace(self._source.report(), mode=self.mode, reason=self.reason)
+        trust = self._reported = self.trust
+        report = self._source.report()
+        report = msgspec.structs.replace(report, mode=trust.mode, reason=trust.reason)
         try:
             renewed = await self._index.renew(
                 self.target, epoch, lease_s=self._lease_s, report=report

@@ -31,3 +31,17 @@ class Fault(msgspec.Struct, frozen=True):
 
     reason: str
     replay_from: int | None = None
+
+
+@dataclass(slots=True)
+class ForeignStreamCounters:
+    """What has happened on a foreign engine's stream so far; the numbers only grow."""
+
+    num_batches: int = 0
+    num_gaps: int = 0
+    num_replays: int = 0
+    num_failed_replays: int = 0
+    num_disconnects: int = 0
+    num_undecodable: int = 0
+    num_unknown_fields: int = 0
+    num_unknown_events: int = 0

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from kvindex.foundation.clock import Clock, SystemClock
 from kvindex.hashing import short_hash
+from kvindex.hit_rule import CacheLayout
 from kvindex.index import (
     ApplyResult,
     IndexOp,
@@ -44,6 +45,7 @@ class _Reserved:
 class _TargetState:
     epoch: int
     lapses_at: float
+    layout: CacheLayout | None = None
     next_seq: int = 0
     report: LoadReport = field(default_factory=LoadReport)
     inventory: Inventory = field(default_factory=dict)
@@ -59,11 +61,14 @@ class MemoryIndex:
         self._epochs: dict[Target, int] = {}
         self._gateways: dict[str, float] = {}
 
-    def register(self, target: Target, *, boot_ns: int, lease_s: float) -> int:
+    def register(
+        self, target: Target, *, boot_ns: int, lease_s: float, layout: CacheLayout | None = None
+    ) -> int:
         """Open a new epoch, max(stored + 1, boot_ns), with an empty inventory; return it."""
         epoch = max(self._epochs.get(target, -1) + 1, boot_ns)
         self._epochs[target] = epoch
-        self._targets[target] = _TargetState(epoch, self._clock.monotonic() + lease_s)
+        lapses_at = self._clock.monotonic() + lease_s
+        self._targets[target] = _TargetState(epoch, lapses_at, layout=layout)
         return epoch
 
     def renew(self, target: Target, epoch: int, *, lease_s: float, report: LoadReport) -> bool:
@@ -200,12 +205,12 @@ class MemoryIndex:
         live = [entry for entry in state.reserved.values() if self._is_live(entry.gateway)]
         counted = [entry for entry in live if entry.is_counted]
         pending = [entry.pending for entry in live if entry.pending_until > now]
-        tiers = [state.inventory.get((0, tier), set()) for tier in ("gpu", "host")]
-        matched = _longest_run(chain, 0, lambda h: any(h in held for held in tiers))
+        matched, host = _matched(state, chain)
         return TargetMatch(
             target=target,
             epoch=state.epoch,
             matched_blocks=matched,
+            host_blocks=host,
             pending_blocks=_longest_run(chain, matched, lambda h: any(h in p for p in pending)),
             reserved_prefill_tokens=sum(entry.prefill_tokens for entry in counted),
             reserved_blocks=sum(entry.num_blocks for entry in counted),
@@ -220,8 +225,10 @@ class AsyncMemoryIndex:
     def __init__(self, index: MemoryIndex | None = None) -> None:
         self.index = index or MemoryIndex()
 
-    async def register(self, target: Target, *, boot_ns: int, lease_s: float) -> int:
-        return self.index.register(target, boot_ns=boot_ns, lease_s=lease_s)
+    async def register(
+        self, target: Target, *, boot_ns: int, lease_s: float, layout: CacheLayout | None = None
+    ) -> int:
+        return self.index.register(target, boot_ns=boot_ns, lease_s=lease_s, layout=layout)
 
     async def renew(
         self, target: Target, epoch: int, *, lease_s: float, report: LoadReport
@@ -263,6 +270,43 @@ class AsyncMemoryIndex:
 
     async def close(self) -> None:
         """Do nothing: there are no connections."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """`GroupPresence` of one group, on gpu and host together."""
+
+    chain: list[int]
+    tiers: tuple[set[int], ...]
+    stride: int
+
+    def num_leading(self, limit: int) -> int:
+        """Return how many of the group's first blocks are held without a gap."""
+        ends = range(self.stride - 1, min(len(self.chain), limit * self.stride), self.stride)
+        return next((i for i, end in enumerate(ends) if not self.has(end)), len(ends))
+
+    def has(self, position: int) -> bool:
+        """Tell whether a block is held that ends at this position of the chain."""
+        return position < len(self.chain) and any(self.chain[position] in t for t in self.tiers)
+
+
+def _matched(state: _TargetState, chain: list[int]) -> tuple[int, int]:
+    """Return the blocks of the engine's hit, and how many of them are on the host only."""
+    gpu, host = (state.inventory.get((0, tier), set()) for tier in ("gpu", "host"))
+    layout = state.layout
+    if layout is None:
+        matched = _longest_run(chain, 0, lambda h: h in gpu or h in host)
+        return matched, matched - (_longest_run(chain, 0, gpu.__contains__) if host else matched)
+    unit = layout.hash_block_size
+    held = [
+        _Held(
+            chain,
+            tuple(state.inventory.get((i, tier), set()) for tier in ("gpu", "host")),
+            group.block_size // unit,
+        )
+        for i, group in layout.cached_groups.items()
+    ]
+    return layout.rule().longest(held, max_tokens=len(chain) * unit) // unit, 0
 
 
 def _applied_seq(state: _TargetState) -> int | None:

@@ -15,6 +15,7 @@ class MemoryRegistry:
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._records: dict[str, tuple[float, ReplicaRecord]] = {}
+        self._claims: dict[str, tuple[float, str]] = {}
 
     async def publish(self, record: ReplicaRecord, *, lease_s: float) -> None:
         """Write or refresh a record; it disappears when not refreshed for `lease_s`."""
@@ -31,6 +32,20 @@ class MemoryRegistry:
             replica_id: entry for replica_id, entry in self._records.items() if entry[0] > now
         }
         return sorted((record for _, record in self._records.values()), key=lambda r: r.id)
+
+    async def claim(self, name: str, owner: str, *, lease_s: float) -> bool:
+        """Take a task that only one process may do, or keep it; False while another has it."""
+        now = self._clock.monotonic()
+        lapses_at, holder = self._claims.get(name, (now, owner))
+        if holder != owner and lapses_at > now:
+            return False
+        self._claims[name] = (now + lease_s, owner)
+        return True
+
+    async def unclaim(self, name: str, owner: str) -> None:
+        """Give a task back; what another has stays with it."""
+        if name in self._claims and self._claims[name][1] == owner:
+            del self._claims[name]
 
     async def close(self) -> None:
         """Do nothing: there are no connections."""

@@ -12,16 +12,18 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from redis.asyncio import Redis
+from redis.asyncio.cluster import RedisCluster
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import RedisClusterException, RedisError
 
 from kvindex.config import RedisConfig
 from kvindex.foundation.errors import ConfigError, DependencyError
+from kvindex.redis_many import cluster_name, connect_by_sentinel, connect_cluster, primaries_info
 
 MIN_VERSION = (6, 2)
-SCHEMES = ("redis", "rediss", "unix")
 
 
 def mask_url(url: str) -> str:
@@ -34,35 +36,46 @@ def mask_url(url: str) -> str:
 
 
 def connect(url: str, config: RedisConfig | None = None) -> Redis:
-    """Return a client of the server at `url`; nothing is sent until the first command.
+    """Return a client of what `url` names; nothing is sent until the first command.
 
     A lost connection is opened again by the next command. Raises ConfigError, naming the URL and
     what is allowed, when the URL cannot be used.
     """
     options = config or RedisConfig()
-    if urlsplit(url).scheme not in SCHEMES:
-        raise ConfigError(
-            f"Redis URL {mask_url(url)!r}: expected redis://host:port/db, rediss://... "
-            f"or unix:///path/to/socket"
-        )
-    # One retry, and only for a connection that the server closed while it was idle in the pool:
-    # every script of ours may run twice, but no caller should wait for more than one timeout.
-    retry = Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
+    settings: dict[str, Any] = {
+        "socket_connect_timeout": options.connect_timeout_s,
+        "socket_timeout": options.call_timeout_s,
+        # One retry, and only for a connection that the server closed while it was idle in the
+        # pool: every script of ours may run twice, but no caller should wait for more than one
+        # timeout.
+        "retry": Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
+        "protocol": 2,
+    }
+    scheme = urlsplit(url).scheme
     try:
-        return Redis.from_url(
-            url,
-            socket_connect_timeout=options.connect_timeout_s,
-            socket_timeout=options.call_timeout_s,
-            retry=retry,
-            protocol=2,
-        )
+        if scheme in ("redis+sentinel", "rediss+sentinel"):
+            return connect_by_sentinel(url, settings)
+        if scheme in ("redis+cluster", "rediss+cluster"):
+            return connect_cluster(url, settings)
+        if scheme in ("redis", "rediss", "unix"):
+            return Redis.from_url(url, **settings)
     except ValueError as error:
         raise ConfigError(f"Redis URL {mask_url(url)!r}: {error}") from None
+    raise ConfigError(
+        f"Redis URL {mask_url(url)!r}: expected redis://host:port/db, rediss://... for TLS, "
+        "unix:///path/to/socket, redis+sentinel://host:port,host:port/service/db, "
+        "or redis+cluster://host:port,host:port"
+    )
 
 
 def server_name(redis: Redis) -> str:
     """Return the URL of a client's server, without user and password."""
-    options: dict[str, Any] = redis.connection_pool.connection_kwargs
+    if isinstance(redis, RedisCluster):
+        return cluster_name(redis)
+    pool = redis.connection_pool
+    if isinstance(pool, SentinelConnectionPool):
+        return f"redis+sentinel://{pool.service_name}"
+    options: dict[str, Any] = pool.connection_kwargs
     database = options.get("db") or 0
     if "path" in options:
         return f"unix://{options['path']}?db={database}"
@@ -82,7 +95,7 @@ def dependency_errors(redis: Redis) -> Iterator[None]:
     failure: DependencyError | None = None
     try:
         yield
-    except (RedisError, OSError, RuntimeError) as error:
+    except (RedisError, RedisClusterException, OSError, RuntimeError) as error:
         failure = DependencyError(
             f"Redis at {server_name(redis)}: {error or type(error).__name__}; "
             f"check that the server runs and that redis.index_url / redis.state_url are right"
@@ -95,14 +108,21 @@ def dependency_errors(redis: Redis) -> Iterator[None]:
 
 
 async def check_server(redis: Redis, *, must_persist: bool) -> list[str]:
-    """Return warnings about the server, empty when it is fit for us.
+    """Return warnings about the server, or every primary of a cluster, empty when fit for us.
 
-    Raises DependencyError when it cannot be reached, is older than 6.2, or may evict our keys
+    Raises DependencyError when one cannot be reached, is older than 6.2, or may evict our keys
     (`maxmemory` set with a policy other than `noeviction`).
     """
     with dependency_errors(redis):
-        info: dict[str, Any] = await redis.info()
-    name = server_name(redis)
+        if isinstance(redis, RedisCluster):
+            infos: dict[str, dict[str, Any]] = await primaries_info(redis)
+        else:
+            infos = {server_name(redis): await redis.info()}
+    warnings = [_check(name, info, must_persist=must_persist) for name, info in infos.items()]
+    return [warning for warning in warnings if warning is not None]
+
+
+def _check(name: str, info: dict[str, Any], *, must_persist: bool) -> str | None:
     version = str(info.get("redis_version", "0"))
     if tuple(int(part) for part in version.split(".")[:2]) < MIN_VERSION:
         raise DependencyError(f"Redis at {name} is version {version}; 6.2 or newer is needed")
@@ -113,8 +133,8 @@ async def check_server(redis: Redis, *, must_persist: bool) -> list[str]:
             f"set it to noeviction, or use a server of its own"
         )
     if must_persist and not int(info.get("aof_enabled", 0)):
-        return [
+        return (
             f"Redis at {name} keeps no append-only file: tenants, keys and usage since the last "
             f"dump are lost when it restarts; set appendonly yes"
-        ]
-    return []
+        )
+    return None

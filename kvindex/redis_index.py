@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import secrets
+import struct
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, get_args
@@ -17,6 +18,7 @@ from typing import Any, get_args
 import msgspec
 from redis.asyncio import Redis
 
+from kvindex.hit_rule import CacheLayout
 from kvindex.index import (
     ApplyResult,
     IndexOp,
@@ -28,7 +30,9 @@ from kvindex.index import (
     TargetState,
     Tier,
 )
+from kvindex.match_hints import MatchHints
 from kvindex.redis_connect import dependency_errors
+from kvindex.redis_layout import hit_blocks, pack_layout
 from kvindex.redis_script import RedisScript
 
 HASH_BYTES = 8
@@ -71,8 +75,8 @@ class HeldBlocks(msgspec.Struct, frozen=True, kw_only=True):
 class RedisIndex:
     """`PrefixIndex` over a Redis >= 6.2 or Valkey server; see kvindex/index.py for the contract.
 
-    `match` looks at group 0 (full attention), on gpu and host together. The client is closed with
-    the index. `shadow_ttl_s`: how long a snapshot whose loading was broken off stays.
+    `match` looks at gpu and host together. The client is closed with the index. `shadow_ttl_s`: how
+    long a snapshot whose loading was broken off stays.
     """
 
     def __init__(self, redis: Redis, pool: str, *, shadow_ttl_s: float = SHADOW_TTL_S) -> None:
@@ -81,11 +85,15 @@ class RedisIndex:
         self._redis = redis
         self._shadow_ttl_s = shadow_ttl_s
         self._prefix = f"pf:{{{pool}}}:"
+        self._hints = MatchHints()
 
-    async def register(self, target: Target, *, boot_ns: int, lease_s: float) -> int:
+    async def register(
+        self, target: Target, *, boot_ns: int, lease_s: float, layout: CacheLayout | None = None
+    ) -> int:
         """Open a new epoch, max(stored + 1, boot_ns), with an empty inventory; return it."""
-        report = _encoder.encode(LoadReport())
-        return int(await self._run(_REGISTER, str(target), boot_ns, _milliseconds(lease_s), report))
+        report, lease_ms = _encoder.encode(LoadReport()), _milliseconds(lease_s)
+        packed = b"" if layout is None else pack_layout(layout)
+        return int(await self._run(_REGISTER, str(target), boot_ns, lease_ms, report, packed))
 
     async def renew(
         self, target: Target, epoch: int, *, lease_s: float, report: LoadReport
@@ -132,12 +140,22 @@ class RedisIndex:
 
         The server makes log2(chain) calls for each different answer, however many targets give it.
         """
-        targets, epochs, reports, matched, loads = await self._run(_MATCH, _pack(hashes))
+        answer = await self._run(_MATCH, _pack(hashes), _pack_cuts(self._hints, hashes))
+        targets, epochs, reports, matched, loads, on_gpu, presences = answer
+        self._hints.remember(hashes, matched)
         load_of = {place - 1: load for place, *load in loads}
+        hits = {
+            place - 1: hit_blocks(layout, presence, len(hashes))
+            for place, layout, presence in presences
+        }
         matches = [
             _match(*row, load_of.get(i, _NO_LOAD))
-            for i, row in enumerate(zip(targets, epochs, reports, matched, strict=True))
+            for i, row in enumerate(
+                zip(targets, epochs, reports, matched, on_gpu or matched, strict=True)
+            )
         ]
+        for place, num_blocks in hits.items():
+            matches[place] = msgspec.structs.replace(matches[place], matched_blocks=num_blocks)
         return sorted(matches, key=lambda match: match.target)
 
     async def touch_gateway(self, gateway: str, *, lease_s: float) -> None:
@@ -215,13 +233,14 @@ class RedisIndex:
 
 
 def _match(
-    target: bytes, epoch: bytes, report: bytes, matched: int, load: Sequence[int]
+    target: bytes, epoch: bytes, report: bytes, matched: int, on_gpu: int, load: Sequence[int]
 ) -> TargetMatch:
     pending, tokens, blocks, requests = load
     return TargetMatch(
         target=_parse_target(target),
         epoch=int(epoch),
         matched_blocks=matched,
+        host_blocks=matched - on_gpu,
         pending_blocks=pending,
         reserved_prefill_tokens=tokens,
         reserved_blocks=blocks,
@@ -236,6 +255,13 @@ def _pack(hashes: Sequence[bytes]) -> bytes:
         # Every fourth 64-bit word of the digests in a row: 5 times as fast as slicing each.
         return memoryview(b"".join(hashes)).cast("Q")[3::4].tobytes()
     return b"".join([block_hash[-HASH_BYTES:].rjust(HASH_BYTES, b"\0") for block_hash in hashes])
+
+
+def _pack_cuts(hints: MatchHints, hashes: Sequence[bytes]) -> bytes:
+    """Serialise where to look first: at both sides of each end, as far as the chain goes."""
+    last = len(hashes) - 1
+    cuts = {cut for end in hints.ends_for(hashes) for cut in (end - 1, end) if 0 < cut <= last}
+    return struct.pack(f">{len(cuts)}I", *sorted(cuts))
 
 
 def _chunks(hashes_by_part: dict[str, list[bytes]]) -> Iterator[tuple[str, list[bytes]]]:

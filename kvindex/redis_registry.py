@@ -1,4 +1,4 @@
-"""The registry in Redis: one hash of signed records, each with the instant of its lapse.
+"""The registry in Redis: one hash of signed records, each with the instant of its lapse; claims.
 
 It judges signatures, not whether a record fits a pool (kvindex/registry.py does).
 """
@@ -17,8 +17,11 @@ from kvindex.registry import ReplicaRecord, sign_record, verify_record
 logger = logging.getLogger("prefixfleet.kvindex.registry")
 
 KEY = "pf:{registry}:records"
+CLAIM_KEY = "pf:{registry}:claim:"
 _PUBLISH = RedisScript("registry_publish")
 _RECORDS = RedisScript("registry_records")
+_CLAIM = RedisScript("registry_claim")
+_UNCLAIM = RedisScript("registry_unclaim")
 
 
 class RedisRegistry:
@@ -53,6 +56,15 @@ class RedisRegistry:
                     logger.warning("replica=%r refused: %s", replica_id, error)
         self._refused = refused
         return sorted(records, key=lambda record: record.id)
+
+    async def claim(self, name: str, owner: str, *, lease_s: float) -> bool:
+        """Take a task that only one process may do, or keep it; False while another has it."""
+        lease_ms = round(lease_s * 1000)
+        return bool(await _CLAIM.run(self._redis, CLAIM_KEY + name, owner, lease_ms))
+
+    async def unclaim(self, name: str, owner: str) -> None:
+        """Give a task back; what another has stays with it."""
+        await _UNCLAIM.run(self._redis, CLAIM_KEY + name, owner)
 
     async def close(self) -> None:
         """Release connections."""

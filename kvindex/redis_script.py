@@ -1,4 +1,4 @@
-"""Lua scripts of this package: read from kvindex/lua, run by digest, sent again when forgotten.
+"""Lua scripts: read from the folder `lua` of a package, run by digest, sent again when forgotten.
 
 It knows no keys; the header of each script lists them.
 """
@@ -21,8 +21,8 @@ class RedisScript:
     Lua on a server has no modules, so the files named in `after` are put in front of it.
     """
 
-    def __init__(self, name: str, *, after: tuple[str, ...] = ()) -> None:
-        folder = resources.files("kvindex") / "lua"
+    def __init__(self, name: str, *, after: tuple[str, ...] = (), package: str = "kvindex") -> None:
+        folder = resources.files(package) / "lua"
         parts = [(folder / f"{part}.lua").read_text(encoding="utf-8") for part in (*after, name)]
         self._source = "\n".join(parts)
         self._digest = hashlib.sha1(self._source.encode(), usedforsecurity=False).hexdigest()

@@ -31,7 +31,10 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica, as it describes itself at registration."""
+    """One replica, as it describes itself at registration.
+
+    `hit_granularity`: its hits are multiples of so many tokens, None for the pool's block size.
+    """
 
     id: str
     kind: ReplicaKind
@@ -45,6 +48,7 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int = 0
     max_model_len: int = 0
     dp_size: int = 1
+    hit_granularity: int | None = None
 
 
 def pool_id(served_model: str, identity: ModelIdentity, scheme: HashScheme) -> str:
@@ -109,3 +113,19 @@ class Registry(Protocol):
     async def close(self) -> None:
         """Release connections."""
         ...
+
+
+class Claims(Protocol):
+    """Tasks that only one process of a fleet may do; DependencyError when unreachable."""
+
+    async def claim(self, name: str, owner: str, *, lease_s: float) -> bool:
+        """Take a task that only one process may do, or keep it; False while another has it."""
+        ...
+
+    async def unclaim(self, name: str, owner: str) -> None:
+        """Give a task back; what another has stays with it."""
+        ...
+
+
+class FleetRegistry(Registry, Claims, Protocol):
+    """Who is in the fleet, and who does what only one may."""

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Protocol
 
 import msgspec
 import zmq
 import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
 
 from kvindex.foundation.errors import WireError
 from kvindex.publisher import END_SEQ, SEQ_BYTES
@@ -27,6 +29,23 @@ class EventFrame(msgspec.Struct, frozen=True):
     topic: str
     seq: int
     payload: bytes
+
+
+class EventSource(Protocol):
+    """Where an ingester's frames come from."""
+
+    @property
+    def can_replay(self) -> bool:
+        """Whether `replay` can ever succeed."""
+        ...
+
+    async def receive(self, limit: int) -> list[EventFrame]:
+        """Wait for a frame; return it with those that are there already, at most `limit`."""
+        ...
+
+    async def replay(self, from_seq: int) -> list[EventFrame]:
+        """Return what is still there from a number on; raise WireError when that cannot be."""
+        ...
 
 
 class EventSubscriber:
@@ -50,6 +69,7 @@ class EventSubscriber:
         self._socket = self._context.socket(zmq.SUB)
         self._socket.setsockopt(zmq.RCVHWM, MAX_QUEUED_FRAMES)
         self._socket.setsockopt_string(zmq.SUBSCRIBE, topic_prefix)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.connect(endpoint)
 
     @property
@@ -71,6 +91,10 @@ class EventSubscriber:
                 self.num_malformed += 1
                 logger.warning("event frame ignored: %s", error)
         return frames
+
+    async def connection_lost(self) -> None:
+        """Return when the connection breaks; it is opened again without being asked for."""
+        await recv_monitor_message(self._monitor)
 
     async def replay(self, from_seq: int) -> list[EventFrame]:
         """Return the batches that the engine still has, from `from_seq` on, in order.

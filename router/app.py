@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from router.api import admin, health, index_explain, openai
+from router.api import (
+    access,
+    admin,
+    admin_config,
+    admin_tenants,
+    health,
+    index_explain,
+    openai,
+    usage,
+)
 from router.api.http import name_request, shape_errors
 from router.assembly import Gateway
 
@@ -25,6 +34,7 @@ def build_client_app(gateway: Gateway) -> web.Application:
     app.router.add_post("/v1/completions", openai.completions)
     app.router.add_get("/v1/models", openai.models)
     app.router.add_get("/v1/models/{model:.+}", openai.model)
+    app.router.add_get("/v1/usage", usage.own)
     app.router.add_get("/health", health.health)
     app.router.add_get("/ready", health.ready)
     return app
@@ -32,14 +42,39 @@ def build_client_app(gateway: Gateway) -> web.Application:
 
 def build_admin_app(gateway: Gateway) -> web.Application:
     """Build the application for operators."""
-    app = web.Application(middlewares=[shape_errors, admin.admin_only])
+    app = web.Application(middlewares=[shape_errors, access.admin_only])
     app[openai.GATEWAY] = gateway
     app.on_response_prepare.append(name_request)
     app.router.add_get("/admin/replicas", admin.replicas)
     app.router.add_post("/admin/replicas/{id}/reset_prefix_cache", admin.reset_prefix_cache)
     app.router.add_get("/admin/decisions/{id}", admin.decision)
     app.router.add_post("/admin/index/explain", index_explain.explain)
+    _add_tenancy(app)
     app.router.add_get("/metrics", admin.metrics)
     app.router.add_get("/health", health.health)
     app.router.add_get("/ready", health.ready)
     return app
+
+
+def _add_tenancy(app: web.Application) -> None:
+    tenant, key = "/admin/tenants/{tenant}", "/admin/tenants/{tenant}/keys/{key}"
+    app.router.add_get("/admin/tenants", admin_tenants.list_tenants)
+    app.router.add_post("/admin/tenants", admin_tenants.create_tenant)
+    app.router.add_get(tenant, admin_tenants.get_tenant)
+    app.router.add_patch(tenant, admin_tenants.update_tenant)
+    app.router.add_delete(tenant, admin_tenants.delete_tenant)
+    app.router.add_get(f"{tenant}/keys", admin_tenants.list_keys)
+    app.router.add_post(f"{tenant}/keys", admin_tenants.create_key)
+    app.router.add_patch(key, admin_tenants.update_key)
+    app.router.add_delete(key, admin_tenants.delete_key)
+    app.router.add_post(f"{key}/block", admin_tenants.block_key)
+    app.router.add_post(f"{key}/unblock", admin_tenants.unblock_key)
+    app.router.add_post(f"{key}/rotate", admin_tenants.rotate_key)
+    app.router.add_get("/admin/admins", admin_tenants.list_admins)
+    app.router.add_post("/admin/admins", admin_tenants.create_admin)
+    app.router.add_delete("/admin/admins/{alias}", admin_tenants.delete_admin)
+    app.router.add_get("/admin/usage", usage.totals)
+    app.router.add_get("/admin/usage/records", usage.records)
+    app.router.add_get("/admin/audit", usage.audit)
+    app.router.add_get("/admin/config", admin_config.show)
+    app.router.add_post("/admin/config/reload", admin_config.reload)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from kvindex.foundation.arguments import Invocation
 from kvindex.foundation.config_errors import nearest
 from kvindex.foundation.errors import ConfigError, DependencyError, PrefixFleetError
-from router.launch.arguments import Invocation
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -44,6 +44,9 @@ COMMANDS = {
     "index rebuild": Command(
         "router.launch.index_rebuild:rebuild", "make replicas load their snapshot anew"
     ),
+    "index bridge": Command(
+        "router.launch.index_bridge:bridge", "follow a stock vLLM's KV events into the index"
+    ),
     "index explain": Command(
         "router.launch.index_explain:explain", "show how much of a prompt each replica holds"
     ),
@@ -52,8 +55,60 @@ COMMANDS = {
         "router.launch.inspect:replica_reset_cache", "make a replica forget its cached blocks"
     ),
     "explain": Command("router.launch.explain:explain", "show why a request went where it went"),
+    "replay run": Command("sim.replay_command:run", "replay a trace on one fleet, one policy"),
+    "replay search": Command("sim.replay_command:search", "replay it with many policies"),
+    "replay size": Command("sim.replay_command:size", "find the smallest fleet for a latency"),
+    "replay explain": Command("sim.replay_command:explain", "show why a request went there"),
+    "replay validate": Command(
+        "sim.live.validate_command:run", "compare a replay with the live fleet"
+    ),
+    "replay calibrate": Command(
+        "sim.live.calibrate_command:run", "measure a replica for `--latency`"
+    ),
+    "trace record": Command("sim.traces.record:record", "record the traffic of any server"),
+    "trace stats": Command(
+        "sim.traces.command:stats", "describe a trace and the bounds that it sets"
+    ),
+    "trace convert": Command("sim.traces.command:convert", "write a trace in the canonical form"),
+    "trace synth": Command("sim.traces.command:synth", "draw a new trace from a recorded one"),
+    "trace overlay-tenants": Command(
+        "sim.traces.command:overlay_tenants", "give a trace tenants, skewed as in reality"
+    ),
     "config check": Command("router.launch.config_command:check", "validate the configuration"),
     "config show": Command("router.launch.config_command:show", "print the merged configuration"),
+    "config reload": Command(
+        "router.launch.config_command:reload", "make the gateway read its file again"
+    ),
+    "config import-litellm": Command(
+        "router.launch.litellm_command:import_litellm_command",
+        "turn a LiteLLM setup into a configuration",
+    ),
+    "tenant list": Command("router.launch.tenant_command:list_", "list the tenants"),
+    "tenant show": Command("router.launch.tenant_command:show", "show one tenant and its keys"),
+    "tenant create": Command("router.launch.tenant_command:create", "make a tenant"),
+    "tenant update": Command("router.launch.tenant_command:update", "change a tenant"),
+    "tenant delete": Command(
+        "router.launch.tenant_command:delete", "remove a tenant and all of its keys"
+    ),
+    "key list": Command("router.launch.key_command:list_", "list API keys, never in clear"),
+    "key create": Command("router.launch.key_command:create", "make an API key and print it"),
+    "key block": Command("router.launch.key_command:block", "refuse a key at once everywhere"),
+    "key unblock": Command("router.launch.key_command:unblock", "take a blocked key again"),
+    "key rotate": Command(
+        "router.launch.key_command:rotate", "replace a key, the old one works for a while"
+    ),
+    "key delete": Command("router.launch.key_command:delete", "remove a key"),
+    "admin list": Command("router.launch.admin_command:list_", "list the keys of the admin API"),
+    "admin create": Command(
+        "router.launch.admin_command:create", "make an admin key with a role and print it"
+    ),
+    "admin delete": Command("router.launch.admin_command:delete", "remove an admin key"),
+    "usage show": Command("router.launch.usage_command:show", "show what tenants have used"),
+    "usage export": Command(
+        "router.launch.usage_command:export", "write every request as JSON lines or CSV"
+    ),
+    "policy list": Command("router.launch.policy_command:list_", "list the placement policies"),
+    "policy set": Command("router.launch.policy_command:set_", "place a tenant by another policy"),
     "doctor": Command("router.launch.doctor:doctor", "check that this machine can run a fleet"),
 }
 

@@ -7,12 +7,14 @@ policy names exist in policy/registry.py.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from kvindex.config import RedisConfig
 from kvindex.foundation.errors import ConfigError
+from router.policy.queueing import QueueConfig
+from router.policy.replication import ReplicationConfig
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -26,12 +28,32 @@ class StaticReplica(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     `kind` "auto" asks the engine: one whose `/v1/models` says `owned_by: vllm` is a vLLM, which
     honours `cache_salt`; anything else is opaque. `api_key` is the engine's own, if it wants one.
+
+    `events` brings a vLLM into the index by its KV events: a ZMQ endpoint (that of rank 0), or
+    "auto" to ask the engine; `replay` likewise is asked for when left out. `tokenizer` is a folder
+    with tokenizer.json, needed where no replica of ours serves the model and the engine's own
+    model folder is not on this machine.
     """
 
     url: Annotated[str, msgspec.Meta(pattern=r"^https?://[^/]+.*$")]
     kind: Literal["auto", "openai", "vllm"] = "auto"
     name: Name | None = None
     api_key: str | None = None
+    events: Annotated[str, msgspec.Meta(pattern=r"^(auto|tcp://.+|ipc://.+)$")] | None = None
+    replay: Annotated[str, msgspec.Meta(pattern=r"^(tcp://.+|ipc://.+)$")] | None = None
+    tokenizer: str | None = None
+    data_parallel_size: Positive = 1
+
+    def __post_init__(self) -> None:
+        if self.events is not None and self.kind == "openai":
+            raise ValueError("events: only a vLLM publishes any; set kind to vllm")
+        if self.events is None and (self.replay or self.data_parallel_size > 1):
+            raise ValueError("replay and data_parallel_size mean nothing without events")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What every call to it carries."""
+        return {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
     @property
     def base_url(self) -> str:
@@ -44,16 +66,29 @@ class StaticReplica(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.name or self.base_url.split("://", 1)[1]
 
 
+class RecordConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a gateway records its traffic as a trace for `prefixfleet replay`; never any text.
+
+    A file that exists is kept, and a number put into the new one's name. `max_bytes` end it.
+    """
+
+    path: str
+    max_bytes: Positive = 1024 * 1024 * 1024
+
+
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the gateway listens, waits and places (section `router`); port 0 takes a free one.
 
     `first_token_timeout_s` bounds the wait for a first token on one replica; what is expected to
     wait longer is shed. `keep_alive_s`: silence after which a stream carries an SSE comment.
     `stall_timeout_s` bounds the silence inside a stream, `response_timeout_s` the wait for an
-    unstreamed answer of a foreign engine. `index_timeout_s` bounds what a slow index may add to
-    one request. A client whose body takes longer than `body_timeout_s`, or that reads nothing for
-    `write_timeout_s`, is given up. `max_in_flight` requests are served at a time, the next one
-    gets 429.
+    unstreamed answer of a foreign engine. A stream that is silent for `lapse_grace_s` after its
+    replica's lease has lapsed goes elsewhere. Of all requests at most `retry_share` is tried again
+    (beyond `retry_burst` at once), each after up to `retry_jitter_s`. `index_timeout_s` bounds
+    what a slow index may add to one request. A client whose body takes longer than
+    `body_timeout_s`, or that reads nothing for `write_timeout_s`, is given up. `max_in_flight`
+    requests are served at a time, the next one gets 429. `queue`, `saturation_s`, `max_siblings`
+    and `hot_prefixes` are the planner's guards (docs/routing.md), null switches one off.
     """
 
     host: str = "127.0.0.1"
@@ -72,20 +107,56 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     poll_s: Seconds = 1.0
     gateway_lease_s: Seconds = 10.0
     drain_timeout_s: Seconds = 30.0
+    lapse_grace_s: Seconds = 5.0
+    retry_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.2
+    retry_burst: Positive = 1024
+    retry_jitter_s: Annotated[float, msgspec.Meta(ge=0)] = 0.05
     body_timeout_s: Seconds = 60.0
     write_timeout_s: Seconds = 60.0
     max_decisions: Positive = 10_000
     num_encoder_threads: Positive = 2
     default_policy: str = "prefix_cost"
     default_policy_params: dict[str, float] = {}
+    queue: QueueConfig | None = QueueConfig()
+    saturation_s: Seconds | None = None
+    max_siblings: Positive | None = 64
+    hot_prefixes: ReplicationConfig | None = ReplicationConfig()
+    record: RecordConfig | None = None
     replicas: tuple[StaticReplica, ...] = ()
 
 
+GENERATED_KEY = "generated"
+"""The alias of a key that `prefixfleet up` makes for a tenant that declares none."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a tenant or a key may use, over the whole fleet; None is unlimited.
+
+    Tokens are charged ones (engine/frontend/charge.py). A minute is any 60 s; a day and a month
+    are those of UTC. From the share `soft_limit` of a day's or month's tokens on, answers carry a
+    warning.
+    """
+
+    requests_per_minute: Positive | None = None
+    tokens_per_minute: Positive | None = None
+    max_parallel: Positive | None = None
+    tokens_per_day: Positive | None = None
+    tokens_per_month: Positive | None = None
+    soft_limit: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.8
+
+
 class TenantKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One API key, known by its SHA-256 only; `expires_at` in seconds since the Unix epoch."""
+    """One API key, known by its SHA-256 only; `expires_at` in seconds since the Unix epoch.
+
+    `models` narrows what its tenant may use; `limits` hold for this key alone, beside those of its
+    tenant. `owner` is for people.
+    """
 
     hash: Sha256Hex
     alias: str = ""
+    owner: str = ""
+    models: tuple[str, ...] | None = None
+    limits: Limits = Limits()
     expires_at: float | None = None
     blocked: bool = False
 
@@ -94,18 +165,24 @@ class TenantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """One tenant (an item of section `tenants`).
 
     `isolation`: "tenant" shares cached prefixes with nobody, "shared" with every shared tenant,
-    any other word names the group to share with. `models` None allows every model. A tenant with
-    `anonymous: true` serves requests that carry no key; at most one may.
+    any other word names the group to share with. `models` None allows every model; `aliases` are
+    names of the tenant's own for models, and may be used whatever `models` says. A tenant with
+    `anonymous: true` serves requests that carry no key; at most one may. A blocked one serves none.
+    Its requests are at most as urgent as `priority_ceiling` (lower is more urgent).
     """
 
     name: Name
     keys: tuple[TenantKey, ...] = ()
     anonymous: bool = False
+    blocked: bool = False
     models: tuple[str, ...] | None = None
+    aliases: dict[str, str] = {}
+    limits: Limits = Limits()
     policy: str | None = None
     policy_params: dict[str, float] = {}
     isolation: Name = "tenant"
     weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    priority_ceiling: int = 0
 
     @property
     def isolation_group(self) -> str:
@@ -113,6 +190,16 @@ class TenantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.isolation == "tenant":
             return f"tenant/{self.name}"
         return "shared" if self.isolation == "shared" else f"group/{self.isolation}"
+
+
+class ConfigSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the settings came from, so that they can be read again: the file of `-c`, and flags.
+
+    `overrides` are the flags by dotted path. `file` None: there is nothing to read again.
+    """
+
+    file: str | None = None
+    overrides: dict[str, Any] = {}
 
 
 class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -131,6 +218,7 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     internal_token: str | None = None
     admin_key: Annotated[str, msgspec.Meta(min_length=16)]
     cache_dir: str | None = None
+    source: ConfigSource | None = None
 
 
 def load_spec(path: Path) -> GatewaySpec:

@@ -19,9 +19,12 @@ from pathlib import Path
 
 from aiohttp import web
 
+from kvindex.config import EMBEDDED
 from kvindex.foundation.clock import SystemClock
 from kvindex.foundation.errors import ConfigError, DependencyError
 from kvindex.foundation.logs import setup_logging
+from kvindex.memory_index import AsyncMemoryIndex, MemoryIndex
+from kvindex.memory_registry import MemoryRegistry
 from kvindex.redis_connect import connect
 from kvindex.redis_index import RedisIndex
 from kvindex.redis_registry import RedisRegistry
@@ -29,6 +32,12 @@ from router.app import build_admin_app, build_client_app
 from router.assembly import Gateway, Stores
 from router.config import GatewaySpec, load_spec
 from router.file_limit import raise_file_limit
+from router.tenancy.stores import (
+    TenancyStores,
+    check_state_server,
+    memory_stores,
+    redis_stores,
+)
 
 log = logging.getLogger("prefixfleet.router")
 
@@ -64,9 +73,17 @@ async def serve(spec: GatewaySpec) -> None:
     Raises DependencyError when a port is taken, ConfigError when the spec makes no sense.
     """
     stop = _stop_on_signals()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read again
     config = spec.router
     raise_file_limit(_FILES_PER_REQUEST * config.max_in_flight)
-    gateway = Gateway(spec, id=_gateway_id(), clock=SystemClock(), stores=_stores(spec))
+    id = _gateway_id()
+    gateway = Gateway(
+        spec,
+        id=id,
+        clock=SystemClock(),
+        stores=_stores(spec),
+        tenancy_stores=await _tenancy_stores(spec, id),
+    )
     client_runner, admin_runner = (
         web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=_CUT_OFF_TIMEOUT_S
@@ -75,6 +92,7 @@ async def serve(spec: GatewaySpec) -> None:
     )
     try:
         await gateway.start()
+        _reload_on_signal(gateway)
         port = await _listen(client_runner, config.host, config.port)
         admin_port = await _listen(admin_runner, config.admin_host, config.admin_port)
         log.info(
@@ -100,10 +118,30 @@ async def serve(spec: GatewaySpec) -> None:
 
 def _stores(spec: GatewaySpec) -> Stores | None:
     if spec.index_url is None:
-        return None
+        has_events = any(replica.events for replica in spec.router.replicas)
+        return _private_stores() if has_events else None
     url, options = spec.index_url, spec.redis
     registry = RedisRegistry(connect(url, options), spec.fleet_secret.encode())
     return Stores(registry, lambda pool: RedisIndex(connect(url, options), pool))
+
+
+def _private_stores() -> Stores:
+    """Return an index in this process: enough for one gateway that bridges its engines itself."""
+    indexes: dict[str, MemoryIndex] = {}
+    return Stores(
+        MemoryRegistry(),
+        lambda pool: AsyncMemoryIndex(indexes.setdefault(pool, MemoryIndex())),
+    )
+
+
+async def _tenancy_stores(spec: GatewaySpec, id: str) -> TenancyStores:
+    """Return what must persist: in Redis, which is checked, or in this process without one."""
+    url = spec.redis.resolved_state_url
+    if url == EMBEDDED:
+        return memory_stores(gateway=id, clock=SystemClock())
+    redis = connect(url, spec.redis)
+    await check_state_server(redis)
+    return redis_stores(redis, gateway=id, clock=SystemClock())
 
 
 async def _listen(runner: web.AppRunner, host: str, port: int) -> int:
@@ -133,6 +171,16 @@ def _stop_on_signals() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     return stop
+
+
+def _reload_on_signal(gateway: Gateway) -> None:
+    """Read the configuration again on SIGHUP."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, lambda: gateway.background.start(_reload(gateway)))
+
+
+async def _reload(gateway: Gateway) -> None:
+    await gateway.reload.reload()
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:

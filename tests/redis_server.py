@@ -35,7 +35,7 @@ class RedisServer:
 
     `persistent` keeps an append-only file, so that a restart finds the data again; otherwise a
     restart comes up empty. `binary` None is Redis where it is installed, else the Valkey of the
-    package. `options` are further command-line options.
+    package. `options` are further command-line options, `config` a configuration file.
     """
 
     def __init__(
@@ -45,12 +45,14 @@ class RedisServer:
         persistent: bool = False,
         binary: str | None = None,
         options: tuple[str, ...] = (),
+        config: Path | None = None,
     ) -> None:
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._folder = folder
         self._command = [
             binary or shutil.which("redis-server") or valkey_binary(),
+            *([str(config)] if config is not None else []),
             *("--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(folder)),
             *("--save", "", "--appendonly", "yes" if persistent else "no"),
             *("--appendfsync", "always", *options),

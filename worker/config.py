@@ -22,7 +22,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `model` is "demo" or a Hugging Face folder. `dtype` "auto" is chosen by
     `worker.model.dtypes.resolve_dtype` from the CPU and the checkpoint. `num_threads` 0 uses all
     cores. `kv_cache_memory_bytes` None applies the rule of `worker.runner.memory`. `cache_dir`
-    None is the user's cache directory.
+    None is the user's cache directory. `data_parallel_size` engine cores, each with the whole model
+    and a KV cache of its own, serve as one replica; memory and threads are those of each.
+    `runner_process` gives the model a process of its own, whose death costs cached blocks but no
+    request. `step_log_dir` takes recordings of all steps, prompts included.
     """
 
     model: str = "demo"
@@ -37,11 +40,18 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     lease_s: float = 10.0
     renew_s: float = 2.0
     drain_timeout_s: float = 30.0
+    data_parallel_size: int = 1
+    runner_process: bool = False
+    step_log_dir: str | None = None
 
     def __post_init__(self) -> None:
         if self.num_threads < 0:
             raise ConfigError(
                 f"worker.num_threads is {self.num_threads}; use 0 (all cores) or more"
+            )
+        if self.data_parallel_size < 1:
+            raise ConfigError(
+                f"worker.data_parallel_size is {self.data_parallel_size}; use 1 or more"
             )
         if self.kv_cache_memory_bytes is not None and self.kv_cache_memory_bytes <= 0:
             raise ConfigError(

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from engine.frontend.extension import FleetExtension
+from engine.frontend.extension import FleetExtension, Progress
 
 OpenAIFinishReason = Literal["stop", "length"]
 TokenPrompt = list[int]
@@ -157,7 +157,10 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a chat stream; the usage chunk has no choices."""
+    """One event of a chat stream; the usage chunk has no choices.
+
+    `prefixfleet` is for the gateway alone, which cuts it off: it stays the last field.
+    """
 
     id: str
     created: int
@@ -166,6 +169,7 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prefixfleet: Progress | UnsetType = UNSET
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,6 +193,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[CompletionChoice]
     object: Literal["text_completion"] = "text_completion"
     usage: Usage | UnsetType | None = UNSET
+    prefixfleet: Progress | UnsetType = UNSET
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

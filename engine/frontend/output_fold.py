@@ -105,6 +105,21 @@ class OutputFold:
             stop_reason=self.stop_reason,
         )
 
+    def restore(self, token_ids: Sequence[int], *, text_length: int) -> None:
+        """Take the tokens of a choice that was begun elsewhere, whose text is known to the client.
+
+        Everything that a fold remembers is as it was there. Raises ValueError when these tokens
+        would not have shown just so many characters: then another tokenizer made them.
+        """
+        shown = len(self.push(token_ids).text)
+        if self.finished or shown != text_length:
+            raise ValueError(f"{len(token_ids)} tokens show {shown} characters, not {text_length}")
+
+    def close(self, token_ids: Sequence[int]) -> None:
+        """Take the tokens of a choice that ended elsewhere; its text is not needed any more."""
+        self.token_ids.extend(token_ids)
+        self.finish_reason = "stop"
+
     def _append(self, new: str) -> None:
         """Add text; end the choice when a stop string is complete in it."""
         self.text += new

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.block import Block
+from engine.block_map import BlockMap
 from engine.block_pool import BlockPool
 from engine.kv_groups.group import KVGroup
 from kvindex.hashing import BlockHash
-from kvindex.hit_rule import GroupRule, HitRule
+from kvindex.hit_rule import CacheLayout, GroupRule
 
 
 @dataclass(slots=True)
@@ -24,45 +25,66 @@ class PrefixHit:
     group that takes no part in hits has an empty list. `tails`, per group: a block of which only
     the first part belongs to the prefix, so that it must be copied. `num_shared`: tokens that
     some request has computed before, although not every group still holds what it takes.
+    Blocks and tails that are only in the host tier are listed in `on_host` too: they must be
+    brought back first.
     """
 
     num_tokens: int
     blocks: list[list[Block]]
     tails: list[Block | None]
     num_shared: int
+    on_host: list[Block] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _CachedChain:
-    """What one group holds of one chain; remembers the blocks it found from the front."""
+    """What one group holds of one chain; remembers the blocks it found from the front.
 
-    pool: BlockPool
+    A block is taken from the first of the `tiers` that holds it.
+    """
+
+    tiers: Sequence[BlockMap]
     group: KVGroup
+    hash_block_size: int
     hashes: Sequence[BlockHash]
     leading: list[Block] = field(default_factory=list)
 
     def num_leading(self, limit: int) -> int:
-        stride = self.group.block_size // self.pool.block_size
+        stride = self.group.block_size // self.hash_block_size
         hashes = self.hashes[stride - 1 : limit * stride : stride]
-        self.leading = self.pool.get_leading(hashes, self.group.index)
+        self.leading = self.tiers[0].get_leading(hashes, self.group.index)
+        for tier in self.tiers[1:]:
+            # The pool is prefix-closed: what it has lost of a chain, it has lost to the end.
+            self.leading += tier.get_leading(hashes[len(self.leading) :], self.group.index)
         return len(self.leading)
 
     def has(self, position: int) -> bool:
         return self.find(position) is not None
 
     def find(self, position: int) -> Block | None:
-        return self.pool.get_cached(self.hashes[position], self.group.index)
+        for tier in self.tiers:
+            block = tier.get(self.hashes[position], self.group.index)
+            if block is not None:
+                return block
+        return None
 
 
 class HitCoordinator:
-    """Looks up prefixes over one pool; a group that is never cached takes no part."""
+    """Looks up prefixes over one pool and its host tier; groups never cached take no part.
+
+    `layout` is what an index needs to predict the same hits.
+    """
 
     def __init__(self, pool: BlockPool, groups: Sequence[KVGroup]) -> None:
         self._pool = pool
+        self._resident = (pool.map,)
+        self._all_tiers = (pool.map,) if pool.host is None else (pool.map, pool.host.map)
         self._groups = groups
         self._cacheable = [group for group in groups if group.rule is not None]
-        rules = [group.rule for group in groups if group.rule is not None]
-        self._rule = HitRule(rules, hash_block_size=pool.block_size)
+        self.layout = CacheLayout(
+            groups=tuple(group.rule for group in groups), hash_block_size=pool.block_size
+        )
+        self._rule = self.layout.rule()
 
     @property
     def granularity(self) -> int:
@@ -74,9 +96,16 @@ class HitCoordinator:
         count = len(self._groups)
         return PrefixHit(0, [[] for _ in range(count)], [None] * count, 0)
 
-    def find(self, hashes: Sequence[BlockHash], *, max_tokens: int) -> PrefixHit:
-        """Return the longest hit of at most `max_tokens` tokens of the chain."""
-        chains = [_CachedChain(self._pool, group, hashes) for group in self._cacheable]
+    def find(
+        self, hashes: Sequence[BlockHash], *, max_tokens: int, resident_only: bool = False
+    ) -> PrefixHit:
+        """Return the longest hit of at most `max_tokens` tokens of the chain.
+
+        With `resident_only`, what is only in the host tier does not count.
+        """
+        tiers = self._resident if resident_only else self._all_tiers
+        unit = self._pool.block_size
+        chains = [_CachedChain(tiers, group, unit, hashes) for group in self._cacheable]
         num_tokens = self._rule.longest(chains, max_tokens=max_tokens)
         hit = self.no_hit()
         hit.num_tokens = hit.num_shared = num_tokens
@@ -86,6 +115,10 @@ class HitCoordinator:
             if rule.kind == "full":
                 hit.num_shared = max(hit.num_shared, len(chain.leading) * group.block_size)
             self._take(hit, chain, rule)
+        if len(tiers) > 1:
+            found = [block for blocks in hit.blocks for block in blocks]
+            found += [tail for tail in hit.tails if tail is not None]
+            hit.on_host = [block for block in found if block.on_host]
         return hit
 
     def _take(self, hit: PrefixHit, chain: _CachedChain, rule: GroupRule) -> None:

@@ -34,9 +34,14 @@ local function shelf_of(slot)
   return math.floor((tonumber(slot) - 1) / SHELF)
 end
 
--- Returns what chooses the bucket: the shelves of one block lie far apart.
+-- Returns how far a shelf moves the address of a block: those of one block lie far apart.
+local function shelf_shift(shelf)
+  return shelf * 387420489
+end
+
+-- Returns what chooses the bucket.
 local function address_of(last_nine, shelf)
-  return (last_nine + shelf * 387420489) % 1000000000
+  return (last_nine + shelf_shift(shelf)) % 1000000000
 end
 
 local function address_of_member(member)
@@ -157,16 +162,24 @@ local function inventory_remove(slot, part, hashes)
   end
 end
 
--- Returns the tables that full attention reads: a block on the gpu or on the host counts.
-local function full_attention_tables()
-  local tables = {}
-  for _, part in ipairs({ '0:gpu', '0:host' }) do
-    local opened = open_table(part)
-    if opened.num_members > 0 then
-      tables[#tables + 1] = opened
+local function table_of(group, tier)
+  return open_table(group .. ':' .. tier)
+end
+
+-- Returns those tables that hold anything.
+local function filled(tables)
+  local found = {}
+  for i = 1, #tables do
+    if tables[i].num_members > 0 then
+      found[#found + 1] = tables[i]
     end
   end
-  return tables
+  return found
+end
+
+-- Returns the tables of a group: a block on the gpu or on the host counts.
+local function tables_of(group)
+  return filled({ table_of(group, 'gpu'), table_of(group, 'host') })
 end
 
 -- Returns the numbers of blocks of each slot by tier, over all groups: {gpu = {[slot] = n}, host}.

@@ -8,6 +8,7 @@
 --   epoch:<target>                STRING  last epoch granted, decimal; outlives the target by a day
 --   epochs, slots                 HASH    target -> its current epoch, its inventory
 --   next_seqs, reports            HASH    target -> next sequence number (absent: 0), load report
+--   layouts                       HASH    target -> "<kind by group>:<margin>|<packed layout>"
 --   parts                         SET     "<group>:<tier>" of every part that has a table
 --   table:<part>                  HASH    buckets, members; #<slot>: members of that inventory
 --   held:<part>:<bucket>          SET     integers of slot and hash, one for each block held

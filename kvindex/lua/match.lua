@@ -1,88 +1,116 @@
 -- Tell how much of a chain each live target holds, and how loaded it is. Writes nothing.
--- ARGV: concatenated 8-byte hashes of the chain.
--- Returns four columns of the live targets {targets, epochs, reports, matched}, and a row for each
--- that has reservations {its place in the columns from 1 on, pending, tokens, blocks, requests}.
+-- ARGV: concatenated 8-byte hashes of the chain; positions at which a look is likely to tell most,
+-- ascending, 4 bytes each.
+-- Returns four columns of the live targets {targets, epochs, reports, matched}; a row for each that
+-- has reservations {its place in the columns from 1 on, pending, tokens, blocks, requests}; a
+-- column with what is matched on the gpu alone, empty where nothing is on a host; and a row for
+-- each target with a layout {its place, layout, presence by group}, whose hit is the client's to
+-- tell by the engine's own rule (kvindex/hit_rule.py).
 --
 -- An inventory is prefix-closed (a block is held only while its parent is), so a target's longest
 -- prefix is found by halving. One call asks all targets of a shelf that are still in the same
 -- range, so the number of calls is that of the different answers times log2(length), rather than
--- of the targets; those without block 0 take part in one.
+-- of the targets; those without block 0 take part in one. Groups that do not hold whole chains are
+-- read position by position.
 
 local chain = ARGV[1]
 local length = #chain / HASH_BYTES
+local num_cuts = #ARGV[2] / 4
+local cuts = num_cuts > 0 and { struct.unpack('>' .. string.rep('I4', num_cuts), ARGV[2]) } or {}
 local now = now_ms()
 local call = redis.call
-local tables = full_attention_tables()
 -- By row, which is a target's place in the answer.
-local prefixes, shelves, matched = {}, {}, {}
+local prefixes = {}
 
--- Ask for some rows of one shelf, from `first` to `last`; adds them to `holders` or `others`.
-local function ask_shelf(opened, digits, address, rows, first, last, holders, others)
-  local members = {}
-  for i = first, last do
-    members[i - first + 1] = prefixes[rows[i]] .. digits
-  end
-  local flags = call('SMISMEMBER', bucket_of(opened, address), unpack(members))
-  local num_holders, num_others = #holders, #others
-  for i = 1, #flags do
-    if flags[i] == 1 then
-      num_holders = num_holders + 1
-      holders[num_holders] = rows[first + i - 1]
-    else
-      num_others = num_others + 1
-      others[num_others] = rows[first + i - 1]
-    end
-  end
-end
+-- The shelf that is asked, as it moves the address of a block, and the tables that are read.
+local shift, tables = 0, {}
+local format, to_numbers, digits_by_position, last_nines = string.format, struct.unpack, {}, {}
 
--- Split rows, which are in the order of their shelves, into those that hold the block at
--- `position` and those that do not; both stay in that order.
-local function split_rows(position, rows)
-  local digits, last_nine = digits_of(chain, position * HASH_BYTES + 1)
-  local holders, others = {}, rows
-  for _, opened in ipairs(tables) do
-    local asked, first = others, 1
-    others = {}
-    for i = 1, #asked do
-      local shelf = shelves[asked[i]]
-      if shelves[asked[i + 1]] ~= shelf then
-        local address = address_of(last_nine, shelf)
-        ask_shelf(opened, digits, address, asked, first, i, holders, others)
-        first = i + 1
-      end
-    end
+-- Returns the digits of the hash at a position from 0 on, and the last nine as a number.
+local function digits_at(position)
+  local digits = digits_by_position[position]
+  if not digits then
+    digits, last_nines[position] = digits_of(chain, position * HASH_BYTES + 1)
+    digits_by_position[position] = digits
   end
-  return holders, others
+  return digits, last_nines[position]
 end
 
 local function holds(row, position)
-  local digits, last_nine = digits_of(chain, position * HASH_BYTES + 1)
-  local address, member = address_of(last_nine, shelves[row]), prefixes[row] .. digits
-  for _, opened in ipairs(tables) do
-    if call('SISMEMBER', bucket_of(opened, address), member) == 1 then
+  local digits, last_nine = digits_at(position)
+  local address, member = (last_nine + shift) % 1000000000, prefixes[row] .. digits
+  for i = 1, #tables do
+    if call('SISMEMBER', bucket_of(tables[i], address), member) == 1 then
       return true
     end
   end
   return false
 end
 
--- Note what is matched by rows that all hold position `held` and of which none holds `missing`.
-local function match_rows(rows, held, missing)
-  while missing - held > 1 and #rows > 0 do
-    local middle = math.floor((held + missing) / 2)
-    if #rows > 1 then
-      local holders, others = split_rows(middle, rows)
-      match_rows(holders, middle, missing)
-      rows, missing = others, middle
-    elseif holds(rows[1], middle) then
-      held = middle
-    else
-      missing = middle
+-- Split rows into those that hold the block at `position` and those that do not, in order.
+local function split_rows(position, rows)
+  local digits, last_nine = digits_at(position)
+  local address = (last_nine + shift) % 1000000000
+  local holders, num_holders = {}, 0
+  for t = 1, #tables do
+    local members, others, num_others = {}, {}, 0
+    for i = 1, #rows do
+      members[i] = prefixes[rows[i]] .. digits
+    end
+    local flags = call('SMISMEMBER', bucket_of(tables[t], address), unpack(members))
+    for i = 1, #flags do
+      if flags[i] == 1 then
+        num_holders = num_holders + 1
+        holders[num_holders] = rows[i]
+      else
+        num_others = num_others + 1
+        others[num_others] = rows[i]
+      end
+    end
+    rows = others
+    if num_others == 0 then
+      break
     end
   end
-  for _, row in ipairs(rows) do
-    matched[row] = missing
+  return holders, rows
+end
+
+-- Note in `matched` the prefix of rows that all hold position `held` and of which none holds
+-- `missing`. The cuts between the two are `first` to `last`; without any, the range is halved.
+local function match_rows(rows, held, missing, first, last, matched)
+  while missing - held > 1 and #rows > 0 do
+    local cut = math.floor((first + last) / 2)
+    local middle = first <= last and cuts[cut] or math.floor((held + missing) / 2)
+    if #rows > 1 then
+      local holders, others = split_rows(middle, rows)
+      match_rows(holders, middle, missing, cut + 1, last, matched)
+      rows, missing, last = others, middle, cut - 1
+    elseif holds(rows[1], middle) then
+      held, first = middle, cut + 1
+    else
+      missing, last = middle, cut - 1
+    end
   end
+  for i = 1, #rows do
+    matched[rows[i]] = missing
+  end
+end
+
+-- Returns by row how many leading blocks are held in any of some tables; `shelves` are lists of
+-- rows by the shelf that they stand on.
+local function leading_blocks(shelves, of_tables)
+  local matched = {}
+  tables = of_tables
+  for shelf, rows in pairs(shelves) do
+    for i = 1, #rows do
+      matched[rows[i]] = 0
+    end
+    if length > 0 and #tables > 0 then
+      shift = shelf_shift(shelf)
+      match_rows(split_rows(0, rows), 0, length, 1, num_cuts, matched)
+    end
+  end
+  return matched
 end
 
 local live_gateways = {}
@@ -140,18 +168,68 @@ local function reserved(target)
   return sums
 end
 
+-- Returns what a row holds of a group: a number of leading blocks for kind "f", else a digit for
+-- each position, 1 where it is held.
+local function group_presence(row, group, kind, last)
+  tables = tables_of(group)
+  if kind == 'f' then
+    local matched = { [row] = 0 }
+    if last > 0 and holds(row, 0) then
+      match_rows({ row }, 0, last, 1, 0, matched)
+    end
+    return matched[row]
+  end
+  local bits = {}
+  for position = 0, last - 1 do
+    bits[position + 1] = holds(row, position) and '1' or '0'
+  end
+  return table.concat(bits)
+end
+
+-- Returns a row's place, its layout, and its presence by group. Groups that hold whole chains come
+-- first, because no hit is longer than what they hold.
+local function layout_presence(row, shelf, layout)
+  local kinds, margin = string.match(layout, '^(%a+):(%d+)|')
+  local presence, last = {}, length
+  shift = shelf_shift(shelf)
+  for group = 1, #kinds do
+    presence[group] = 0
+  end
+  for group in string.gmatch(kinds, '()f') do
+    presence[group] = group_presence(row, group - 1, 'f', length)
+    last = math.min(last, presence[group] + tonumber(margin))
+  end
+  for group in string.gmatch(kinds, '()b') do
+    presence[group] = group_presence(row, group - 1, 'b', last)
+  end
+  return { row, layout, presence }
+end
+
 local targets = call('ZRANGEBYSCORE', key('leases'), '(' .. integer(now), '+inf')
 if #targets == 0 then
-  return { {}, {}, {}, {}, {} }
+  return { {}, {}, {}, {}, {}, {}, {} }
 end
-local rows, loads = {}, {}
-for i, slot in ipairs(call('HMGET', key('slots'), unpack(targets))) do
-  rows[i], matched[i], prefixes[i], shelves[i] = i, 0, prefix_of(slot), shelf_of(slot)
+local layouts = call('EXISTS', key('layouts')) == 1 and call('HMGET', key('layouts'), unpack(targets))
+local shelves, presences = {}, {}
+for row, slot in ipairs(call('HMGET', key('slots'), unpack(targets))) do
+  local shelf = shelf_of(slot)
+  prefixes[row] = prefix_of(slot)
+  if layouts and layouts[row] then
+    presences[#presences + 1] = layout_presence(row, shelf, layouts[row])
+  else
+    local rows = shelves[shelf] or {}
+    rows[#rows + 1] = row
+    shelves[shelf] = rows
+  end
 end
-table.sort(rows, function(left, right) return shelves[left] < shelves[right] end)
-if length > 0 then
-  match_rows(split_rows(0, rows), 0, length)
+local gpu, host = table_of(0, 'gpu'), table_of(0, 'host')
+local matched = leading_blocks(shelves, filled({ gpu, host }))
+local has_host = host.num_members > 0
+local on_gpu = has_host and leading_blocks(shelves, filled({ gpu })) or {}
+for _, presence in ipairs(presences) do
+  matched[presence[1]], on_gpu[presence[1]] = 0, has_host and 0 or nil
 end
+local loads = {}
 for i, is_reserving in ipairs(call('SMISMEMBER', key('reserving'), unpack(targets))) do
   if is_reserving == 1 then
     local target, sums = targets[i], reserved(targets[i])
@@ -162,4 +240,4 @@ for i, is_reserving in ipairs(call('SMISMEMBER', key('reserving'), unpack(target
 end
 local epochs = call('HMGET', key('epochs'), unpack(targets))
 local reports = call('HMGET', key('reports'), unpack(targets))
-return { targets, epochs, reports, matched, loads }
+return { targets, epochs, reports, matched, loads, on_gpu, presences }

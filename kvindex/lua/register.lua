@@ -1,8 +1,9 @@
 -- Open a new epoch of a target with an empty inventory.
--- ARGV: target, boot_ns (decimal), lease_ms, empty report. Returns the epoch (decimal).
--- Writes epoch:, epochs, slots, reports, leases; drops what the target held and had reserved.
+-- ARGV: target, boot_ns (decimal), lease_ms, empty report, layout or "". Returns the epoch
+-- (decimal). Writes epoch:, epochs, slots, reports, layouts, leases; drops what the target held and had reserved.
 
-local target, boot_ns, lease_ms, report = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local target, boot_ns, lease_ms, report, layout =
+  ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 
 local function is_less(left, right)
   if #left ~= #right then
@@ -31,6 +32,9 @@ redis.call('SET', key('epoch', target), epoch)
 redis.call('HSET', key('epochs'), target, epoch)
 redis.call('HSET', key('slots'), target, slot_open())
 redis.call('HSET', key('reports'), target, report)
+if layout ~= '' then
+  redis.call('HSET', key('layouts'), target, layout)
+end
 redis.call('ZADD', key('leases'), integer(now + lease_ms), target)
 reclaim(now, 4)
 return epoch

@@ -7,7 +7,7 @@ local function drop_target(target)
     slot_drop(slot)
   end
   forget_target(target)
-  for _, column in ipairs({ 'epochs', 'slots', 'next_seqs', 'reports' }) do
+  for _, column in ipairs({ 'epochs', 'slots', 'next_seqs', 'reports', 'layouts' }) do
     redis.call('HDEL', key(column), target)
   end
   redis.call('ZREM', key('leases'), target)

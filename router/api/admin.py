@@ -1,6 +1,7 @@
-"""The admin listener: replicas, decisions, metrics. Everything under `/admin` needs the admin key.
+"""The admin listener: replicas, decisions, metrics.
 
-It shows and resets; it changes no configuration.
+It shows and resets; tenants and configuration are changed elsewhere, and who may call is decided in
+access.py.
 """
 
 from __future__ import annotations
@@ -11,20 +12,23 @@ from aiohttp import web
 from engine.frontend.errors import RequestError
 from kvindex.index import LoadReport, TrustMode
 from kvindex.registry import ReplicaKind
-from router.api.http import Handler, json_bytes, json_response
+from router.api.http import json_bytes, json_response
 from router.api.openai import GATEWAY
 from router.assembly import Gateway
 from router.fleet.client import ReplicaFailure
 from router.fleet.pools import Refusal
 from router.fleet.replica import Replica
 from router.policy.types import BreakerState
-from router.request.auth import require_admin
+from router.tenancy.fleet_limiter import FleetLimiter
 
 _RESET_TIMEOUT_S = 30.0
 
 
 class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica as this gateway sees it; `reason` says why it is not live or not EXACT."""
+    """One replica as this gateway sees it; `reason` says why it is not live or not EXACT.
+
+    `num_blocks` are those that its engines have cached, by tier; `max_blocks` what each can hold.
+    """
 
     id: str
     kind: ReplicaKind
@@ -39,6 +43,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int | None
     num_active: int
     num_blocks: dict[str, int] | None
+    max_blocks: int | None
     report: LoadReport
 
 
@@ -48,14 +53,6 @@ class ReplicaList(msgspec.Struct, frozen=True, kw_only=True):
     gateway: str
     replicas: list[ReplicaState]
     refused: list[Refusal]
-
-
-@web.middleware
-async def admin_only(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Ask for the admin key on everything under /admin, also where there is nothing."""
-    if request.path == "/admin" or request.path.startswith("/admin/"):
-        require_admin(request.headers, request.app[GATEWAY].admin_key)
-    return await handler(request)
 
 
 async def replicas(request: web.Request) -> web.StreamResponse:
@@ -84,6 +81,7 @@ async def reset_prefix_cache(request: web.Request) -> web.StreamResponse:
         )
     except ReplicaFailure as failure:
         raise RequestError("replica_lost", f"replica {replica_id}: {failure}") from None
+    gateway.history.forget(replica_id)
     return json_bytes(body)
 
 
@@ -118,7 +116,7 @@ def _state(gateway: Gateway, replica: Replica) -> ReplicaState:
         url=replica.url,
         live=replica.live,
         mode=gateway.view.mode_of(replica),
-        reason=replica.reason or replica.report.reason,
+        reason=gateway.reason_for(replica),
         breaker=gateway.planner.breaker_state(replica.id, gateway.clock.monotonic()),
         served_models=replica.served_models,
         max_model_len=replica.max_model_len,
@@ -126,6 +124,7 @@ def _state(gateway: Gateway, replica: Replica) -> ReplicaState:
         epoch=replica.record.epoch if replica.record is not None else None,
         num_active=_num_active(gateway, replica),
         num_blocks=replica.num_blocks,
+        max_blocks=(replica.record.num_blocks or None) if replica.record is not None else None,
         report=replica.report,
     )
 
@@ -137,6 +136,11 @@ def _num_active(gateway: Gateway, replica: Replica) -> int:
 
 def _fill_gauges(gateway: Gateway) -> None:
     metrics, now = gateway.metrics, gateway.clock.monotonic()
+    limiter = gateway.tenancy.limiter
+    if isinstance(limiter, FleetLimiter):
+        metrics.limits_shared.set(1 if limiter.down_reason is None else 0)
+        metrics.unsettled.set(limiter.num_undelivered)
+    metrics.directory_restored.set(gateway.tenancy.live.num_restored)
     metrics.in_flight.set(gateway.admission.num_admitted)
     metrics.index_up.set(1 if gateway.view.index_is_up else 0)
     metrics.clear_replicas()

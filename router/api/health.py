@@ -14,10 +14,19 @@ from kvindex.index import TrustMode
 from router.api.http import json_response
 from router.api.openai import GATEWAY
 from router.assembly import Gateway
+from router.tenancy.fleet_limiter import FleetLimiter
 
 
 class IndexHealth(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the shared index answers; `configured` is False for a gateway without one."""
+
+    configured: bool
+    reachable: bool
+    reason: str | None = None
+
+
+class StateHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the state store answers; while it does not, limits are enforced by share."""
 
     configured: bool
     reachable: bool
@@ -30,6 +39,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     status: Literal["ok", "draining"]
     mode: TrustMode
     index: IndexHealth
+    state: StateHealth
     num_replicas: int
     num_live_replicas: int
 
@@ -44,9 +54,18 @@ def health_of(gateway: Gateway) -> Health:
         index=IndexHealth(
             configured=configured, reachable=configured and reason is None, reason=reason
         ),
+        state=_state_of(gateway),
         num_replicas=len(replicas),
         num_live_replicas=sum(replica.live for replica in replicas),
     )
+
+
+def _state_of(gateway: Gateway) -> StateHealth:
+    limiter = gateway.tenancy.limiter
+    if not isinstance(limiter, FleetLimiter):
+        return StateHealth(configured=False, reachable=False)
+    reason = limiter.down_reason
+    return StateHealth(configured=True, reachable=reason is None, reason=reason)
 
 
 async def health(request: web.Request) -> web.StreamResponse:

@@ -23,6 +23,8 @@ log = logging.getLogger("prefixfleet.router.http")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 REQUEST_ID = web.RequestKey("request_id", str)
+ANSWER_HEADERS = web.RequestKey("answer_headers", dict[str, str])
+"""Headers for whatever answer comes, an error too."""
 REQUEST_ID_HEADER = "x-request-id"
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _KIND_OF_STATUS = {404: "not_found", 405: "method_not_allowed", 413: "payload_too_large"}
@@ -85,10 +87,11 @@ async def shape_errors(request: web.Request, handler: Handler) -> web.StreamResp
 
 
 async def name_request(request: web.Request, response: web.StreamResponse) -> None:
-    """Put the request id on every answer; connected to `on_response_prepare`."""
+    """Put the request id, and what is noted for it, on every answer (`on_response_prepare`)."""
     request_id = request.get(REQUEST_ID)
     if request_id is not None:
         response.headers[REQUEST_ID_HEADER] = request_id
+    response.headers.update(request.get(ANSWER_HEADERS, {}))
 
 
 def _from_http(error: web.HTTPException, request: web.Request) -> RequestError:

@@ -14,16 +14,20 @@ from aiohttp import web
 
 from engine.frontend.errors import RequestError
 from engine.frontend.openai import ModelCard, ModelList
-from router.api.http import REQUEST_ID, json_bytes, json_response, read_json
+from router.api.http import ANSWER_HEADERS, REQUEST_ID, json_bytes, json_response, read_json
 from router.assembly import Gateway
 from router.request.auth import bearer_key
-from router.request.body import Endpoint, check_foreign, read_body
+from router.request.body import Endpoint, check_foreign, read_body, with_model
+from router.request.claim import CLIENT_GONE, claim_tokens
 from router.request.client_stream import ClientStream
 from router.request.job import Job
+from router.request.limit_headers import limit_headers
 from router.request.prepare import Prepared, estimate
-from router.request.settle import CLIENT_GONE
+from router.request.text_chain import text_chain
+from router.tenancy.limit_reached import LimitReached
 from router.tenancy.salt import cache_salt
-from router.tenancy.tenants import Identity, may_use
+from router.tenancy.tenancy import unknown_model
+from router.tenancy.tenants import Identity
 
 GATEWAY = web.AppKey("gateway", Gateway)
 
@@ -40,37 +44,39 @@ async def completions(request: web.Request) -> web.StreamResponse:
 
 async def models(request: web.Request) -> web.StreamResponse:
     """Answer GET /v1/models: what this key may really use."""
-    return json_response(ModelList(data=list(_cards(request.app[GATEWAY], request).values())))
+    return json_response(ModelList(data=list((await _cards(request)).values())))
 
 
 async def model(request: web.Request) -> web.StreamResponse:
     """Answer GET /v1/models/{model}."""
     name = request.match_info["model"]
-    cards = _cards(request.app[GATEWAY], request)
+    cards = await _cards(request)
     if name not in cards:
-        raise _unknown_model(name)
+        raise unknown_model(name)
     return json_response(cards[name])
 
 
-def _cards(gateway: Gateway, request: web.Request) -> dict[str, ModelCard]:
-    """Describe the models that this key may really use, by name."""
-    tenant = _identify(gateway, request).tenant
-    isolated = tenant.isolation != "shared"
+async def _cards(request: web.Request) -> dict[str, ModelCard]:
+    """Describe the models that this key may really use, by every name that it may use."""
+    gateway = request.app[GATEWAY]
+    identity = await gateway.tenancy.identify_now(bearer_key(request.headers))
+    isolated, served = identity.tenant.isolation != "shared", gateway.view.models()
     return {
-        model: ModelCard(id=model, created=gateway.started_at, max_model_len=length)
-        for model, length in sorted(gateway.view.models().items())
-        if may_use(tenant, model) and gateway.can_serve(model, isolated=isolated)
+        name: ModelCard(id=name, created=gateway.started_at, max_model_len=served[model])
+        for name, model in identity.usable(served).items()
+        if gateway.can_serve(model, isolated=isolated)
     }
 
 
 async def _generate(request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
     gateway = request.app[GATEWAY]
     with gateway.settler.refusals(request[REQUEST_ID], request.path) as refusal:
-        identity = _identify(gateway, request)
+        identity = await gateway.tenancy.identify(bearer_key(request.headers))
         refusal.tenant = identity.tenant.name
         with gateway.admission.admit():
             body = await read_json(request, timeout_s=gateway.config.body_timeout_s)
-            job = _open_job(gateway, request, identity, endpoint, body)
+            job = await _open_job(gateway, request, identity, endpoint, body)
+            gateway.settler.opened(job)
             refusal.is_over = True
             return await _settled(gateway, request, job)
 
@@ -94,22 +100,20 @@ async def _settled(gateway: Gateway, request: web.Request, job: Job) -> web.Stre
         gateway.settler.settle(job, status=status)
 
 
-def _identify(gateway: Gateway, request: web.Request) -> Identity:
-    return gateway.directory.identify(bearer_key(request.headers), now=gateway.clock.now())
-
-
-def _open_job(
+async def _open_job(
     gateway: Gateway, request: web.Request, identity: Identity, endpoint: Endpoint, body: bytes
 ) -> Job:
     head, fields = read_body(body)
-    tenant = identity.tenant
+    asked_model = head.model
+    identity = await gateway.tenancy.identify_for(identity, asked_model)
+    head, fields = with_model(head, fields, identity.model_of(asked_model) or asked_model)
     request_id = request[REQUEST_ID]
-    salt = cache_salt(gateway.fleet_secret, tenant.isolation_group, head.cache_salt)
+    salt = cache_salt(gateway.fleet_secret, identity.tenant.isolation_group, head.cache_salt)
     return Job(
         request_id=request_id,
         unique_id=f"{request_id}.{uuid.uuid4().hex[:8]}",
-        tenant=tenant,
-        key_alias=identity.key_alias,
+        identity=identity,
+        asked_model=asked_model,
         endpoint=endpoint,
         head=head,
         fields=fields,
@@ -122,7 +126,7 @@ def _open_job(
 
 async def _serve(gateway: Gateway, request: web.Request, job: Job) -> web.StreamResponse:
     _require_model(gateway, job)
-    prepared = job.prepared = await _prepare(gateway, job)
+    prepared = await _admit(gateway, request, job)
     if not job.head.stream:
         body, headers = await gateway.dispatcher.whole(job, prepared)
         response = json_bytes(body)
@@ -139,32 +143,59 @@ async def _serve(gateway: Gateway, request: web.Request, job: Job) -> web.Stream
 def _require_model(gateway: Gateway, job: Job) -> None:
     model = job.head.model
     job.model_is_known = model in gateway.view.models()
-    if job.model_is_known and may_use(job.tenant, model):
+    if job.model_is_known and job.identity.model_of(job.asked_model) is not None:
         return
     if not gateway.view.models():
         raise RequestError(
             "no_replica", "no replica has registered yet; try again shortly", retry_after_s=1.0
         )
-    raise _unknown_model(model)
+    raise unknown_model(job.asked_model)
 
 
-def _unknown_model(name: str) -> RequestError:
-    return RequestError("model_not_found", f"the model {name!r} does not exist", param="model")
+async def _admit(gateway: Gateway, request: web.Request, job: Job) -> Prepared:
+    """Let a job in by its tenant's limits; what is left of them goes into the answer, whichever."""
+    try:
+        await gateway.tenancy.refuse_early(job.identity)
+        prepared = job.prepared = await _prepare(gateway, job)
+        grant = await claim_tokens(job, prepared, tenancy=gateway.tenancy, metrics=gateway.metrics)
+    except LimitReached as reached:
+        gateway.metrics.limit_hits.labels(job.tenant.name, reached.hit.kind).inc()
+        request[ANSWER_HEADERS] = limit_headers(reached.claim, reached.verdict)
+        raise
+    request[ANSWER_HEADERS] = limit_headers(grant.claim, grant.verdict)
+    return prepared
 
 
 async def _prepare(gateway: Gateway, job: Job) -> Prepared:
-    """Tokenize for replicas of ours; a model that only stock engines serve is passed through."""
+    """Tokenize for replicas of ours, and for stock engines whose tokenizer is known.
+
+    What only stock engines serve is passed through, also where we would refuse it.
+    """
     tokenizer = await gateway.tokenizer(job.head.model)
-    if tokenizer is None:
+    if tokenizer is None or tokenizer.is_foreign:
         check_foreign(job.fields, job.endpoint)
-        return estimate(
-            job.body, num_output_tokens=job.head.max_completion_tokens or job.head.max_tokens
+    if tokenizer is None:
+        return _estimate(job)
+    job.block_size = tokenizer.scheme.block_size
+    try:
+        return await gateway.preparer.prepare(
+            job.body,
+            job.endpoint,
+            encoder=tokenizer.encoder,
+            max_model_len=tokenizer.max_model_len,
+            scheme=tokenizer.scheme,
+            cache_salt=job.cache_salt,
         )
-    return await gateway.preparer.prepare(
+    except RequestError:
+        if not tokenizer.is_foreign:
+            raise
+        return _estimate(job)
+
+
+def _estimate(job: Job) -> Prepared:
+    text = job.fields.get("messages", job.fields.get("prompt", b""))
+    return estimate(
         job.body,
-        job.endpoint,
-        encoder=tokenizer.encoder,
-        max_model_len=tokenizer.max_model_len,
-        scheme=tokenizer.scheme,
-        cache_salt=job.cache_salt,
+        num_output_tokens=job.head.max_completion_tokens or job.head.max_tokens,
+        hashes=text_chain(bytes(text), cache_salt=job.cache_salt),
     )

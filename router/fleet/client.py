@@ -15,19 +15,21 @@ import aiohttp
 
 from kvindex.foundation.errors import PrefixFleetError
 
-FailureCause = Literal["connect", "timeout", "lost", "status"]
+FailureCause = Literal["connect", "timeout", "lost", "stalled", "gave_up", "status"]
 
 _MAX_ERROR_BYTES = 64 * 1024
 _DRAIN_S = 0.5
+_AT_ONCE_S = 0.05
 _ANSWERS_OF_THE_CLIENTS_MAKING = frozenset({400, 405, 409, 413, 415, 422})
 
 
 class ReplicaFailure(PrefixFleetError):
     """Raised when a replica did not serve an attempt.
 
-    `cause`: it could not be connected, was too slow, went away, or answered with `status` (then
-    `body` is what it said). Only what speaks against the replica `trips_breaker`; what would fail
-    on every replica is not `is_retriable`.
+    `cause`: it could not be connected, gave no first token in time, went away, stalled, said in
+    its stream that it cannot go on, or answered with `status` (then `body` is what it said). Only
+    what speaks against the replica `trips_breaker`; what would fail on every replica is not
+    `is_retriable`.
     """
 
     kind = "replica_lost"
@@ -129,10 +131,12 @@ class ReplicaClient:
         """
         assert self._session is not None, "start() has not been called"
         sent = {"content-type": "application/json", **headers}
+        loop = asyncio.get_running_loop()
+        started_at = loop.time()
         try:
             response = await self._session.post(url, data=body, headers=sent, allow_redirects=False)
         except (aiohttp.ClientError, OSError) as error:
-            raise _unreachable(replica, error) from None
+            raise _unreachable(replica, error, after_s=loop.time() - started_at) from None
         try:
             if response.status != 200:
                 raise await _refused(replica, response)
@@ -165,14 +169,21 @@ class ReplicaClient:
         except TimeoutError:
             raise ReplicaFailure("timeout", f"{url}: no answer in {timeout_s:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise _unreachable(url, error) from None
+            raise _unreachable(url, error, after_s=timeout_s) from None
 
 
-def _unreachable(replica: str, error: Exception) -> ReplicaFailure:
+def _unreachable(replica: str, error: Exception, *, after_s: float) -> ReplicaFailure:
+    """Name what went wrong before any answer.
+
+    A connection that is closed at once had been idle, and its replica was about to close it: the
+    request has not run there.
+    """
     if isinstance(error, aiohttp.ServerTimeoutError | aiohttp.ConnectionTimeoutError):
         return ReplicaFailure("connect", f"{replica}: no connection in time")
     if isinstance(error, aiohttp.ClientConnectorError | aiohttp.InvalidURL):
         return ReplicaFailure("connect", f"{replica}: {error}")
+    if after_s < _AT_ONCE_S:
+        return ReplicaFailure("connect", f"{replica} closed the connection at once")
     return _lost(replica, error)
 
 

@@ -42,6 +42,7 @@ class _Pin:
     identity: ModelIdentity
     scheme: HashScheme
     seen_at: float
+    is_foreign: bool
 
 
 @dataclass(slots=True)
@@ -50,6 +51,7 @@ class PoolBook:
 
     The oldest record pins a free name, so that gateways agree without talking to each other; a
     pin outlives a restart of its replicas by `PIN_S`, so that a wrong newcomer cannot take over.
+    Foreign engines pin a name only until a replica of ours comes: their bridges follow it.
     """
 
     _pins: dict[str, _Pin] = field(default_factory=dict)
@@ -75,13 +77,19 @@ class PoolBook:
     def _check(self, record: ReplicaRecord, now: float) -> None:
         if not record.served_models:
             raise HashMismatchError(f"replica {record.id} serves no model")
+        is_foreign = record.kind != "prefixfleet"
         check_record(record, record.identity, record.hash_scheme)
         for model in record.served_models:
             pin = self._pins.get(model)
-            if pin is not None and now - pin.seen_at <= PIN_S:
-                check_record(record, pin.identity, pin.scheme)
+            if pin is None or now - pin.seen_at > PIN_S or (pin.is_foreign and not is_foreign):
+                continue
+            check_record(record, pin.identity, pin.scheme)
         for model in record.served_models:
-            self._pins[model] = _Pin(record.identity, record.hash_scheme, now)
+            pin = self._pins.get(model)
+            keeps_ours = pin is not None and not pin.is_foreign and now - pin.seen_at <= PIN_S
+            self._pins[model] = _Pin(
+                record.identity, record.hash_scheme, now, is_foreign and not keeps_ours
+            )
 
 
 def pool_of(record: ReplicaRecord) -> Pool:

@@ -67,7 +67,7 @@ class StaticProbe:
                 replica.kind,
                 ",".join(replica.served_models),
             )
-            if replica.kind == "vllm":
+            if replica.kind == "vllm" and self._config.events is None:
                 log.info("%s", exact_hint(replica))
         elif not live and (replica.live or replica.reason == "not probed"):
             log.warning("static replica down replica=%s reason=%r", replica.id, reason)
@@ -79,7 +79,8 @@ def exact_hint(replica: Replica) -> str:
     """Say which vLLM flags publish what exact routing needs to know."""
     return (
         f"replica {replica.id} serves in FALLBACK, by load alone: exact prefix routing needs its "
-        "KV events (vllm serve --prefix-caching-hash-algo sha256_cbor --kv-events-config "
+        "KV events (vllm serve --kv-events-config "
         '\'{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557", '
-        '"replay_endpoint": "tcp://*:5558"}\') and an index bridge, which this version lacks'
+        '"replay_endpoint": "tcp://*:5558"}\' --enable-prompt-tokens-details) and `events: auto` '
+        "in its entry of router.replicas"
     )

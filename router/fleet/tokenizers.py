@@ -61,6 +61,11 @@ class TokenizerStore:
         self._bundles: dict[str, TokenizerBundle] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._failed_at: dict[str, float] = {}
+        self._offered: dict[tuple[str, str], TokenizerBundle] = {}
+
+    def offer(self, bundle: TokenizerBundle) -> None:
+        """Keep a bundle for pools whose replicas hand out none."""
+        self._offered[bundle.tokenizer_digest, bundle.template_digest] = bundle
 
     async def get(
         self, pool: Pool, sources: Sequence[Source], *, max_model_len: int | None
@@ -87,7 +92,9 @@ class TokenizerStore:
     async def _load(
         self, pool: Pool, sources: Sequence[Source], max_model_len: int
     ) -> PromptEncoder | None:
-        bundle = self._bundles.get(pool.id) or self._read_cached(pool.identity)
+        digests = (pool.identity.tokenizer_digest, pool.identity.template_digest)
+        bundle = self._bundles.get(pool.id) or self._offered.get(digests)
+        bundle = bundle or self._read_cached(pool.identity)
         for source in () if bundle is not None else sources:
             bundle = await self._fetch(pool.identity, source)
             if bundle is not None:
@@ -114,7 +121,7 @@ class TokenizerStore:
             data = await self._client.get(
                 f"{source.url}/tokenizer", headers=source.headers, timeout_s=_FETCH_TIMEOUT_S
             )
-            return _decode(data, identity)
+            return decode_bundle(data, identity)
         except (ReplicaFailure, WireError) as error:
             log.warning("no tokenizer from replica=%s reason=%r", source.replica, str(error))
             return None
@@ -133,7 +140,7 @@ class TokenizerStore:
         if path is None or not path.is_file():
             return None
         try:
-            return _decode(path.read_bytes(), identity)
+            return decode_bundle(path.read_bytes(), identity)
         except (OSError, WireError) as error:
             log.warning("ignoring cached tokenizer path=%s reason=%r", path, str(error))
             return None
@@ -151,7 +158,7 @@ class TokenizerStore:
             log.warning("cannot cache tokenizer path=%s reason=%r", path, str(error))
 
 
-def _decode(data: bytes, identity: ModelIdentity) -> TokenizerBundle:
+def decode_bundle(data: bytes, identity: ModelIdentity) -> TokenizerBundle:
     """Decode a bundle; raise WireError unless it is the one that the identity names."""
     try:
         bundle = msgspec.msgpack.decode(data, type=TokenizerBundle)

@@ -59,8 +59,17 @@ class FleetView:
 
     @property
     def replicas(self) -> list[Replica]:
-        """Every known replica, registered ones first."""
-        return [*self._registered.values(), *(probe.replica for probe in self._probes)]
+        """Every known replica.
+
+        One that is configured and bridged is the registered one while its record lives.
+        """
+        configured = {probe.replica.id: probe.replica for probe in self._probes}
+        registered = {
+            replica.id: replica
+            for replica in self._registered.values()
+            if replica.live or replica.id not in configured
+        }
+        return list({**configured, **registered}.values())
 
     @property
     def pools(self) -> list[Pool]:
@@ -90,6 +99,15 @@ class FleetView:
     def mode_of(self, replica: Replica) -> TrustMode:
         """Return how far this gateway can trust what it knows of a replica's cache now."""
         return replica.report.mode if replica.pool is not None and self.index_is_up else "FALLBACK"
+
+    def has_left(self, replica: Replica) -> bool:
+        """Say whether a registered replica has let its lease lapse or was replaced since."""
+        if replica.record is None:
+            return False
+        now = self._registered.get(replica.id)
+        if now is None or now.record is None or not now.live:
+            return True
+        return now.record.epoch != replica.record.epoch
 
     def serving(self, model: str) -> list[Replica]:
         """Return the replicas that serve a model, live or not."""
@@ -183,11 +201,17 @@ class FleetView:
                 max_model_len=record.max_model_len or None,
                 record=record,
                 pool=pool,
-                # The token is the fleet's own and never leaves it towards a foreign engine.
-                token=self._internal_token if record.kind == "prefixfleet" else None,
+                token=self._token_for(record),
             )
         known.live = True
         known.seen_at = now
+
+    def _token_for(self, record: ReplicaRecord) -> str | None:
+        """Return what a replica wants; the fleet's token never leaves it for a foreign engine."""
+        if record.kind == "prefixfleet":
+            return self._internal_token
+        configured = (probe.replica for probe in self._probes)
+        return next((r.token for r in configured if r.id == record.id), None)
 
     def _note_refusals(self, refused: list[Refusal]) -> None:
         for refusal in refused:
@@ -206,6 +230,6 @@ class FleetView:
 
     def _take_state(self, state: TargetState) -> None:
         replica = self._registered.get(state.target.replica)
-        if replica is not None and state.target.dp_rank == 0:
-            replica.report = state.report
-            replica.num_blocks = state.num_blocks
+        if replica is not None:
+            replica.rank_reports[state.target.dp_rank] = state.report
+            replica.rank_blocks[state.target.dp_rank] = state.num_blocks

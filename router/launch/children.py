@@ -46,6 +46,9 @@ class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str | None = None
     executor: str = "model"
     scripted: dict[str, Any] = {}
+    data_parallel_size: int = 1
+    runner_process: bool = False
+    step_log_dir: str | None = None
 
 
 def _host_in_url(host: str) -> str:

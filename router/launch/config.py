@@ -15,7 +15,7 @@ import msgspec
 
 from kvindex.foundation.config_loader import LoadedConfig, load_config
 from kvindex.foundation.errors import ConfigError
-from router.config import RouterConfig, TenantConfig
+from router.config import ConfigSource, RouterConfig, TenantConfig
 from router.policy.registry import build_policy
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -60,6 +60,17 @@ def load_fleet_config(
     config = load_config(SECTIONS, file=file, environ=os.environ, overrides=overrides)
     _check_policies(config, str(file) if file is not None else "defaults")
     return config
+
+
+def config_source(
+    file: Path | None, overrides: Mapping[str, object], *, demo: bool = False
+) -> ConfigSource:
+    """Say where these settings come from, for a gateway that is to read them again."""
+    if file is None and demo:
+        file = demo_config_file()
+    return ConfigSource(
+        file=None if file is None else str(file.absolute()), overrides=dict(overrides)
+    )
 
 
 def _check_policies(config: LoadedConfig, source: str) -> None:

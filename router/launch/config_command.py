@@ -1,4 +1,4 @@
-"""`prefixfleet config check | show`: is the configuration right, and what does it come to."""
+"""`prefixfleet config check | show | reload`: is it right, what does it come to, use it now."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 
 import yaml
 
-from router.launch.arguments import CommandParser, Invocation
+from kvindex.foundation.arguments import CommandParser, Invocation
 from router.launch.config import demo_config_file, load_fleet_config
+from router.launch.inspect import admin_parser, ask
 
 
 def check(invocation: Invocation) -> int:
@@ -27,4 +28,17 @@ def show(invocation: Invocation) -> int:
         print(json.dumps(tree, indent=2))
     else:
         print(yaml.safe_dump(tree, sort_keys=False), end="")
+    return 0
+
+
+def reload(invocation: Invocation) -> int:
+    """Make the gateway read its file again; 1 with the place of the mistake if it refuses."""
+    parser = admin_parser(invocation, "Make the gateway read its configuration file again.")
+    body = ask(invocation, parser, parser.read(), "/admin/config/reload", method="POST").body
+    if invocation.as_json:
+        print(json.dumps(body))
+        return 0
+    print(f"configuration {body['result']}, version {body['version']}")
+    for setting in body["needs_restart"]:
+        print(f"not before a restart: {setting}")
     return 0

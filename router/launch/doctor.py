@@ -18,11 +18,11 @@ from typing import Literal
 
 import msgspec
 
+from kvindex.foundation.arguments import CommandParser, Invocation
 from kvindex.foundation.config_loader import LoadedConfig
 from kvindex.foundation.errors import PrefixFleetError
 from router.config import RouterConfig
 from router.launch import embedded_redis
-from router.launch.arguments import CommandParser, Invocation
 from router.launch.config import FleetConfig, load_fleet_config
 from router.launch.ports import is_free
 from router.launch.run_dir import RunDirectory

@@ -9,8 +9,8 @@ import signal
 import time
 from pathlib import Path
 
+from kvindex.foundation.arguments import CommandParser, Invocation
 from kvindex.foundation.errors import PrefixFleetError
-from router.launch.arguments import CommandParser, Invocation
 from router.launch.config import FleetConfig, load_fleet_config
 from router.launch.fleet_file import FleetFile, read_fleet_file
 from router.launch.process_group import send_signal

@@ -12,11 +12,11 @@ from typing import NoReturn
 
 import msgspec
 
-from router.launch.arguments import CommandParser, Invocation
+from kvindex.foundation.arguments import CommandParser, Invocation
 from router.launch.children import ReplicaSettings, url_of
 from router.launch.config import load_fleet_config
 from router.launch.model_folder import prepare_model
-from router.launch.plan import threads_per_replica
+from router.launch.plan import threads_per_core
 from router.launch.ports import require_free
 
 
@@ -40,7 +40,7 @@ def engine(invocation: Invocation) -> NoReturn:
             flags.served_model_name or [worker["served_model_name"] or model.model]
         ),
         dtype=model.dtype,
-        num_threads=worker["num_threads"] or threads_per_replica(1),
+        num_threads=worker["num_threads"] or threads_per_core(worker["data_parallel_size"]),
         engine=config.plain("engine"),
         kv_cache_memory_bytes=worker["kv_cache_memory_bytes"],
         api_key=worker["api_key"],
@@ -48,6 +48,9 @@ def engine(invocation: Invocation) -> NoReturn:
         renew_s=worker["renew_s"],
         lease_s=worker["lease_s"],
         drain_timeout_s=worker["drain_timeout_s"],
+        data_parallel_size=worker["data_parallel_size"],
+        runner_process=worker["runner_process"],
+        step_log_dir=worker["step_log_dir"],
     )
     _say(f"serving {', '.join(settings.served_models)} on {settings.advertised_url}/v1")
     _become_front(settings)
@@ -71,14 +74,23 @@ def _parser(invocation: Invocation) -> CommandParser:
         ("--kv-cache-memory-bytes", "worker.kv_cache_memory_bytes", "memory of the KV cache"),
         ("--num-threads", "worker.num_threads", "threads that compute, 0 for all cores"),
         ("--port", "worker.port", "port of the API"),
+        ("--data-parallel-size", "worker.data_parallel_size", "engine cores behind the API"),
     ):
         parser.override(flag, setting, type=int, help=text)
     for flag, setting, text in (
         ("--dtype", "worker.dtype", "auto, float32 or bfloat16"),
         ("--host", "worker.host", "address to listen on"),
         ("--api-key", "worker.api_key", "key that requests must carry"),
+        ("--step-log-dir", "worker.step_log_dir", "folder for recordings of every step"),
     ):
         parser.override(flag, setting, help=text)
+    parser.override(
+        "--runner-process",
+        "worker.runner_process",
+        action="store_true",
+        default=None,
+        help="give the model a process of its own",
+    )
     caching = "engine.enable_prefix_caching"
     parser.override(
         "--enable-prefix-caching", caching, action="store_true", default=None, help="the default"

@@ -10,13 +10,20 @@ from urllib.parse import quote
 
 import msgspec
 
+from kvindex.foundation.arguments import Invocation
 from kvindex.foundation.errors import PrefixFleetError
-from router.launch.arguments import Invocation
 from router.launch.inspect import admin_parser, ask
 from router.launch.table import table
 from router.observe.decisions import DecisionRecord
-from router.policy.types import Candidate, Decision, Place, Shed
+from router.policy.registry import build_policy
+from router.policy.types import Candidate, Decision, Place, Rule, Shed
 from router.request.job import AttemptRecord
+
+_RULES: dict[Rule, str] = {
+    "score": "",
+    "affinity": " to keep it with its prefix, as all are busy",
+    "copy": " for a second copy of a hot prefix",
+}
 
 
 def explain(invocation: Invocation) -> int:
@@ -47,10 +54,14 @@ def describe(record: DecisionRecord) -> str:
         ("prompt tokens", record.num_prompt_tokens),
         ("cached, predicted", record.num_predicted_tokens),
         ("cached, realised", record.usage.cached_tokens if record.usage else None),
+        ("cached, best anywhere", record.num_available_tokens),
+        ("difference", record.cause),
+        ("waited", _seconds(record.queue_s)),
         ("first token", _seconds(record.ttft_s)),
         ("duration", _seconds(record.duration_s)),
+        ("resumed", record.num_resumes or None),
     ]
-    lines = [f"{name:<20}{'-' if value is None else value}" for name, value in rows]
+    lines = [f"{name:<23}{'-' if value is None else value}" for name, value in rows]
     for attempt in record.attempts:
         lines += ["", _outcome(attempt), _candidates(attempt.decision)]
     return "\n".join(lines)
@@ -60,12 +71,22 @@ def _outcome(attempt: AttemptRecord) -> str:
     decision, head = attempt.decision, f"attempt {attempt.attempt}"
     if isinstance(decision, Place):
         failed = f", which failed: {attempt.failure}" if attempt.failure else ""
-        return f"{head}: {decision.policy} chose {decision.winner.target}{failed}"
+        chosen = f"{decision.policy} chose {decision.winner.target}{_RULES[decision.rule]}{failed}"
+        return f"{head}: {chosen}\n{_score(decision)}"
     if isinstance(decision, Shed):
         return (
             f"{head}: shed, every replica is too far behind; again in {decision.retry_after_s:g} s"
         )
     return f"{head}: no replica, {decision.reason}"
+
+
+def _score(place: Place) -> str:
+    """Show the sum that won; a target chosen by affinity or for a copy may have a higher one."""
+    policy = build_policy(place.policy, place.params, owner="this decision")
+    rated = [candidate for candidate in place.candidates if candidate.score is not None]
+    summands = policy.parts(place.winner, rated)
+    parts = " + ".join(f"{part.name} {part.value:.4g}" for part in summands)
+    return f"score {place.winner.score:.4g} = {parts}"
 
 
 def _candidates(decision: Decision) -> str:

@@ -14,12 +14,12 @@ from typing import NoReturn
 import msgspec
 
 from kvindex.config import EMBEDDED, RedisConfig
+from kvindex.foundation.arguments import CommandParser, Invocation
 from kvindex.foundation.config_loader import LoadedConfig
 from kvindex.foundation.errors import ConfigError
 from router.config import GatewaySpec, RouterConfig, StaticReplica, TenantConfig
-from router.launch.arguments import CommandParser, Invocation
 from router.launch.children import GATEWAY, url_of
-from router.launch.config import FleetConfig, load_fleet_config
+from router.launch.config import FleetConfig, config_source, load_fleet_config
 from router.launch.plan import settle_router
 from router.launch.run_dir import RunDirectory, write_private
 from router.launch.secrets import load_or_create_secrets
@@ -43,7 +43,8 @@ def gateway(invocation: Invocation) -> NoReturn:
         overrides["router.replicas"] = [{"url": url} for url in flags.replica]
     config = load_fleet_config(invocation.config_file, overrides)
     run_dir = RunDirectory(Path(config.section("fleet", FleetConfig).run_dir))
-    spec = gateway_spec(config, run_dir)
+    source = config_source(invocation.config_file, overrides)
+    spec = msgspec.structs.replace(gateway_spec(config, run_dir), source=source)
     run_dir.create()
     file = run_dir.spec_file(GATEWAY)
     write_private(file, msgspec.json.encode(spec))

@@ -10,8 +10,8 @@ import json
 import sys
 import time
 
+from kvindex.foundation.arguments import Invocation
 from kvindex.index import TargetState
-from router.launch.arguments import Invocation
 from router.launch.index_location import (
     IndexLocation,
     PoolView,

@@ -10,8 +10,8 @@ import json
 import sys
 from typing import Any
 
+from kvindex.foundation.arguments import Invocation
 from kvindex.foundation.errors import ConfigError
-from router.launch.arguments import Invocation
 from router.launch.inspect import admin_parser, ask
 from router.launch.table import table
 

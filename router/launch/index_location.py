@@ -13,11 +13,11 @@ import msgspec
 from redis.asyncio import Redis
 
 from kvindex.config import EMBEDDED, RedisConfig
+from kvindex.foundation.arguments import CommandParser, Invocation
 from kvindex.redis_connect import connect, mask_url
 from kvindex.redis_index import RedisIndex
 from kvindex.redis_registry import RedisRegistry
 from kvindex.registry import ReplicaRecord, pool_id
-from router.launch.arguments import CommandParser, Invocation
 from router.launch.config import load_fleet_config
 from router.launch.down import find_run_dir, run_dir_parser
 from router.launch.fleet_file import require_running

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 
+from kvindex.foundation.arguments import Invocation
 from kvindex.foundation.config_errors import nearest
 from kvindex.foundation.errors import ConfigError, DependencyError
 from kvindex.registry import ReplicaRecord
-from router.launch.arguments import Invocation
 from router.launch.http_call import call
 from router.launch.index_location import IndexLocation, index_parser, locate, opened_pools
 from router.launch.inspect import refusal

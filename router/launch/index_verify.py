@@ -13,11 +13,11 @@ from typing import Literal
 
 import msgspec
 
+from kvindex.foundation.arguments import Invocation
 from kvindex.foundation.errors import DependencyError
 from kvindex.index import IndexOp, Target, TargetState, Tier
 from kvindex.redis_index import RedisIndex
 from kvindex.registry import ReplicaRecord
-from router.launch.arguments import Invocation
 from router.launch.http_call import call
 from router.launch.index_location import IndexLocation, index_parser, locate, opened_pools
 from router.launch.inspect import refusal
@@ -47,8 +47,9 @@ class PoolContent(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one replica; `missing` are blocks of its pool that the index lacks, in hex.
+    """What came of one replica, or of one of its ranks (`replica/rank`).
 
+    `missing` are blocks of its pool that the index lacks, in hex.
     `num_surplus` counts blocks that only the index has; it keeps too little of a hash to name
     them.
     """
@@ -81,29 +82,34 @@ async def _compare_all(location: IndexLocation) -> list[Comparison]:
     token = location.secrets.internal_token
     async with opened_pools(location) as pools:
         return [
-            await _compare(record, pool.index, token=token)
+            await _compare(record, rank, pool.index, token=token)
             for pool in pools
             for record in pool.replicas
             if record.kind == "prefixfleet"
+            for rank in range(record.dp_size)
         ]
 
 
-async def _compare(record: ReplicaRecord, index: RedisIndex, *, token: str) -> Comparison:
-    """Compare one replica, again and again until both sides are of the same moment."""
+async def _compare(
+    record: ReplicaRecord, rank: int, index: RedisIndex, *, token: str
+) -> Comparison:
+    """Compare one engine core, again and again until both sides are of the same moment."""
+    target = Target(record.id, rank)
+    name = record.id if record.dp_size == 1 else str(target)
     for _ in range(_NUM_ATTEMPTS):
         try:
-            content = await asyncio.to_thread(_read_pool, record.url, token)
+            content = await asyncio.to_thread(_read_pool, record.url, rank, token)
         except DependencyError as error:
-            return Comparison(replica=record.id, verdict="unreachable", reason=str(error))
-        comparison = await _compare_once(Target(record.id), content, index)
+            return Comparison(replica=name, verdict="unreachable", reason=str(error))
+        comparison = await _compare_once(target, content, index)
         if comparison.verdict != "busy":
-            return comparison
+            break
         await asyncio.sleep(_PAUSE_S)
-    return comparison
+    return msgspec.structs.replace(comparison, replica=name)
 
 
-def _read_pool(url: str, token: str) -> PoolContent:
-    answer = call(f"{url}/kv/snapshot?format=json", key=token, timeout_s=_TIMEOUT_S)
+def _read_pool(url: str, rank: int, token: str) -> PoolContent:
+    answer = call(f"{url}/kv/snapshot?format=json&rank={rank}", key=token, timeout_s=_TIMEOUT_S)
     if answer.status != 200:
         reason = refusal(answer) or f"it answered {answer.status}"
         raise DependencyError(f"no snapshot from {url}: {reason}")

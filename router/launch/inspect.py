@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from kvindex.foundation.arguments import CommandParser, Invocation
 from kvindex.foundation.config_errors import nearest
 from kvindex.foundation.errors import ConfigError, DependencyError, PrefixFleetError
-from router.launch.arguments import CommandParser, Invocation
 from router.launch.down import find_run_dir, is_alive, pids, run_dir_parser
 from router.launch.fleet_file import read_fleet_file, require_running
 from router.launch.http_call import Answer, answers_ok, call
@@ -121,7 +121,7 @@ def ask(
     method: str = "GET",
     body: object = None,
 ) -> Answer:
-    """Call the admin API; raise PrefixFleetError with its message unless it answers 200."""
+    """Call the admin API; raise PrefixFleetError with its message unless it answers 200 or 201."""
     if flags.admin_url is not None:
         url, key = (
             flags.admin_url.rstrip("/"),
@@ -131,7 +131,7 @@ def ask(
         fleet = require_running(find_run_dir(invocation, parser.overrides(flags)))
         url, key = fleet.admin_url, fleet.admin_key
     answer = call(f"{url}{path}", key=key, method=method, body=body)
-    if answer.status != 200 or answer.body is None:
+    if answer.status not in (200, 201) or answer.body is None:
         raise PrefixFleetError(refusal(answer) or f"the admin API answered {answer.status}")
     return answer
 

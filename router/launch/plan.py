@@ -15,7 +15,7 @@ import msgspec
 
 from kvindex.config import EMBEDDED, RedisConfig
 from kvindex.foundation.config_loader import LoadedConfig
-from router.config import GatewaySpec, RouterConfig, TenantConfig
+from router.config import ConfigSource, GatewaySpec, RouterConfig, TenantConfig
 from router.launch import embedded_redis
 from router.launch.children import ReplicaSettings, url_of
 from router.launch.config import FleetConfig
@@ -56,6 +56,7 @@ def settle_router(config: LoadedConfig) -> RouterConfig:
 def make_plan(
     config: LoadedConfig,
     *,
+    source: ConfigSource,
     run_dir: RunDirectory,
     router: RouterConfig,
     tenants: tuple[TenantConfig, ...],
@@ -75,6 +76,7 @@ def make_plan(
         internal_token=secrets.internal_token,
         admin_key=secrets.admin_key,
         cache_dir=str(run_dir.path / "cache"),
+        source=source,
     )
     return FleetPlan(
         fleet=config.section("fleet", FleetConfig),
@@ -93,11 +95,11 @@ def _with_embedded(redis: RedisConfig, url: str) -> RedisConfig:
     return msgspec.structs.replace(redis, index_url=index_url, state_url=state_url)
 
 
-def threads_per_replica(num_replicas: int) -> int:
-    """Divide the cores that this process may use: at least one each."""
+def threads_per_core(num_engine_cores: int) -> int:
+    """Divide the CPUs that this process may use: at least one for each engine core."""
     if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)) // num_replicas)
-    return max(1, (os.cpu_count() or 1) // num_replicas)
+        return max(1, len(os.sched_getaffinity(0)) // num_engine_cores)
+    return max(1, (os.cpu_count() or 1) // num_engine_cores)
 
 
 def _replicas(
@@ -119,7 +121,8 @@ def _replicas(
             model_folder=model.folder,
             served_models=(worker["served_model_name"] or model.model,),
             dtype=model.dtype,
-            num_threads=worker["num_threads"] or threads_per_replica(fleet.replicas),
+            num_threads=worker["num_threads"]
+            or threads_per_core(fleet.replicas * worker["data_parallel_size"]),
             engine=config.plain("engine"),
             kv_cache_memory_bytes=worker["kv_cache_memory_bytes"],
             internal_token=secrets.internal_token,
@@ -133,6 +136,9 @@ def _replicas(
             drain_timeout_s=worker["drain_timeout_s"],
             executor=fleet.executor,
             scripted=fleet.scripted,
+            data_parallel_size=worker["data_parallel_size"],
+            runner_process=worker["runner_process"],
+            step_log_dir=worker["step_log_dir"],
         )
         for i, port in enumerate(ports)
     ]

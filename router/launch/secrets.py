@@ -12,7 +12,7 @@ import secrets
 import msgspec
 
 from kvindex.foundation.errors import ConfigError
-from router.config import TenantConfig, TenantKey
+from router.config import GENERATED_KEY, TenantConfig, TenantKey
 from router.launch.run_dir import RunDirectory, write_private
 
 
@@ -67,7 +67,7 @@ def provide_keys(
         if not tenant.keys and not tenant.anonymous:
             key = known.get(tenant.name) or f"sk-{secrets.token_urlsafe(24)}"
             keys[tenant.name] = key
-            generated = TenantKey(hash=key_hash(key), alias="generated")
+            generated = TenantKey(hash=key_hash(key), alias=GENERATED_KEY)
             tenant = msgspec.structs.replace(tenant, keys=(generated,))
         provided.append(tenant)
     return tuple(provided), keys

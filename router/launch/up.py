@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kvindex.config import EMBEDDED, RedisConfig
+from kvindex.foundation.arguments import CommandParser, Invocation
 from kvindex.foundation.config_loader import LoadedConfig
-from router.config import TenantConfig
+from router.config import ConfigSource, TenantConfig
 from router.launch import embedded_redis
-from router.launch.arguments import CommandParser, Invocation
 from router.launch.banner import ready_text
 from router.launch.children import GATEWAY, url_of
-from router.launch.config import FleetConfig, load_fleet_config
+from router.launch.config import FleetConfig, config_source, load_fleet_config
 from router.launch.fleet import Fleet
 from router.launch.fleet_file import (
     FleetFile,
@@ -38,14 +38,16 @@ from router.launch.shadowing import require_own_packages
 
 def up(invocation: Invocation) -> int:
     """Start a fleet and keep it running until a signal; return the exit code."""
-    config = load_fleet_config(invocation.config_file, _read_flags(invocation), demo=True)
+    flags = _read_flags(invocation)
+    config = load_fleet_config(invocation.config_file, flags, demo=True)
+    source = config_source(invocation.config_file, flags, demo=True)
     require_own_packages()
     run_dir = RunDirectory(Path(config.section("fleet", FleetConfig).run_dir))
     run_dir.create()
     run_dir.lock()
     try:
         with _keeping_keys(run_dir) as known_keys:
-            return _run(config, run_dir, known_keys)
+            return _run(config, source, run_dir, known_keys)
     finally:
         run_dir.unlock()
 
@@ -86,7 +88,9 @@ def _keeping_keys(run_dir: RunDirectory) -> Iterator[dict[str, str]]:
         aside.unlink(missing_ok=True)
 
 
-def _run(config: LoadedConfig, run_dir: RunDirectory, known_keys: dict[str, str]) -> int:
+def _run(
+    config: LoadedConfig, source: ConfigSource, run_dir: RunDirectory, known_keys: dict[str, str]
+) -> int:
     progress = Progress()
     run_dir.rotate_logs()
     secrets = load_or_create_secrets(run_dir)
@@ -98,7 +102,13 @@ def _run(config: LoadedConfig, run_dir: RunDirectory, known_keys: dict[str, str]
     model = _prepare(config, progress)
     progress.say(f"model is in {model.folder}")
     plan = make_plan(
-        config, run_dir=run_dir, router=router, tenants=tenants, secrets=secrets, model=model
+        config,
+        source=source,
+        run_dir=run_dir,
+        router=router,
+        tenants=tenants,
+        secrets=secrets,
+        model=model,
     )
     file = _fleet_file(plan, run_dir=run_dir, keys=keys)
 

@@ -9,14 +9,18 @@ from collections import OrderedDict
 
 import msgspec
 
-from router.request.job import AttemptRecord, RealisedUsage
+from router.observe.causes import Cause
+from router.request.job import AttemptRecord
+from router.request.usage import RealisedUsage
 
 
 class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One request: what was decided, and what really happened.
 
     `at` is in seconds since the Unix epoch; `ttft_s` None when no token came. `unique_id` is what
-    replicas logged it under.
+    replicas logged it under. Of the prompt, `num_predicted_tokens` were cached where it was served,
+    `num_available_tokens` where most was; `cause` tells why the realised number (in `usage`) is
+    another. `queue_s` it waited for a place; `num_resumes` times its answer went on elsewhere.
     """
 
     request_id: str
@@ -31,6 +35,11 @@ class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
     ttft_s: float | None
     duration_s: float
     attempts: list[AttemptRecord]
+    gateway: str = ""
+    num_available_tokens: int | None = None
+    cause: Cause | None = None
+    queue_s: float | None = None
+    num_resumes: int = 0
 
 
 class DecisionLog:

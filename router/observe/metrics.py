@@ -41,14 +41,51 @@ class GatewayMetrics:
         self.realised = self._counter(
             "realised_cached_tokens", "Cached prompt tokens replicas reported", of
         )
-        self.mispredicted = self._counter(
-            "mispredicted_requests", "Requests whose realised hit was another", [*of, "direction"]
+        self.available = self._counter(
+            "available_cached_tokens", "Cached prompt tokens where most of the prompt was held", of
+        )
+        self.causes = self._counter(
+            "prediction_causes",
+            "Requests by why the realised hit was another than predicted; none: it was not",
+            [*of, "cause"],
         )
         self.retries = self._counter(
             "retries", "Attempts after a failed one, by its cause", ["replica", "cause"]
         )
+        self.retries_denied = self._counter(
+            "retries_denied", "Retries that were not made: the budget was spent", []
+        )
+        self.resumes = self._counter(
+            "resumed_requests",
+            "Answers gone on with in mid-stream, by the new replica",
+            ["replica"],
+        )
+        self.quarantined = self._counter(
+            "quarantined_requests", "Requests that two replicas died of", []
+        )
         self.refused = self._counter(
             "refused_replicas", "Registrations that did not fit their pool", ["replica"]
+        )
+        self.limit_hits = self._counter(
+            "limit_hits", "Requests refused by a limit of their tenant or key", ["tenant", "limit"]
+        )
+        self.charged_tokens = self._counter(
+            "charged_tokens", "Uncached + 0.1 cached + output tokens, as tenants are charged", of
+        )
+        self.budget_used = self._gauge(
+            "budget_used_ratio", "Share of a tenant's budget that is used", ["tenant", "period"]
+        )
+        self.limits_shared = self._gauge(
+            "limits_shared", "1 while limits are fleet-wide, 0 while each gateway has its share", []
+        )
+        self.unsettled = self._gauge(
+            "unsettled_requests", "Settlements that wait for the state store", []
+        )
+        self.directory_restored = self._gauge(
+            "directory_restored", "Times that this gateway filled an emptied state store", []
+        )
+        self.config_reloads = self._counter(
+            "config_reloads", "Attempts to read the configuration again", ["result"]
         )
         self.in_flight = self._gauge("requests_in_flight", "Requests inside this gateway", [])
         self.index_up = self._gauge("index_up", "1 while the prefix index answers", [])

@@ -39,12 +39,17 @@ class Account:
 
 @dataclass(slots=True)
 class Entry:
-    """One running attempt; `prefill_tokens` falls to 0 at its first token."""
+    """One running attempt; `prefill_tokens` falls to 0 at its first token.
+
+    `model` and `tenant` name the queue that it came from, None when it did not wait.
+    """
 
     target: Target
     prefill_tokens: int
     hashes: tuple[bytes, ...]
     probe: bool
+    model: str | None = None
+    tenant: str = ""
 
 
 @dataclass(slots=True)

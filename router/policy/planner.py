@@ -6,15 +6,17 @@ Redis and no clock; it is told what happened through `first_token` and `finish`.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
-from statistics import fmean
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
 from router.policy.breaker import Breaker
+from router.policy.candidates import Rates, make_candidate, queue_of, usual_rates
+from router.policy.choice import choose, scored, without_holders
 from router.policy.ledger import Entry, Ledger
+from router.policy.queueing import ModelQueue, QueueConfig
+from router.policy.replication import HotPrefixes, ReplicationConfig
 from router.policy.types import (
     BreakerState,
     Candidate,
@@ -24,8 +26,10 @@ from router.policy.types import (
     Place,
     PlanRequest,
     Policy,
+    Rule,
     Shed,
     TargetView,
+    Wait,
 )
 
 Outcome = Literal["answered", "failed", "abandoned"]
@@ -35,6 +39,7 @@ Outcome = Literal["answered", "failed", "abandoned"]
 _REASONS: Mapping[Exclusion, str] = {
     "tried": "has failed it",
     "not_isolating": "serves only tenants with `isolation: shared`, as it honours no cache salt",
+    "other_execution": "computes otherwise than the one that began its answer",
     "too_short": "has too short a context for it",
     "draining": "is draining",
     "breaker_open": "has failed too often lately",
@@ -44,22 +49,28 @@ _REASONS: Mapping[Exclusion, str] = {
 
 
 class PlannerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bounds of the guards, and the rates (tokens/s) assumed where no target reports any."""
+    """Bounds of the guards, and the rates (tokens/s) assumed where no target reports any.
+
+    Targets with more than `max_queue_s` of prefill before them take nothing. Once every target has
+    `saturation_s` of it, requests stay with their prefix, because moving them frees nobody.
+    `max_siblings` requests at a time may count on a prefix that one of them is computing. Without
+    `queue` nothing ever waits, without `replication` no prefix is copied on purpose.
+    """
 
     max_queue_s: float = 120.0
     prefill_tokens_per_s: float = 1000.0
     decode_tokens_per_s: float = 100.0
-
-
-class _Rates(NamedTuple):
-    prefill_tokens_per_s: float
-    decode_tokens_per_s: float
+    saturation_s: float | None = None
+    max_siblings: int | None = None
+    queue: QueueConfig | None = None
+    replication: ReplicationConfig | None = None
 
 
 class Planner:
     """Places requests by the policy of their tenant.
 
-    Order of the guards: tried, not isolating, too short, draining, breaker, saturated, lapsed.
+    Order of the guards: tried, not isolating, other execution, too short, draining, breaker,
+    saturated, lapsed. What is left and accepts more work now is scored.
     """
 
     def __init__(
@@ -77,42 +88,90 @@ class Planner:
         self._config = config or PlannerConfig()
         self._gateway = gateway
         self._breakers: dict[str, Breaker] = {}
+        self._queues: dict[str, ModelQueue] = {}
+        replication = self._config.replication
+        self._hot = HotPrefixes(replication) if replication is not None else None
         self.ledger = Ledger()
 
+    def use_policies(self, policies: Mapping[str, Policy]) -> None:
+        """Replace the policies of these tenants; what is running and what was learned stays."""
+        self._policies = {**self._policies, **policies}
+
     def plan(self, request: PlanRequest, views: Sequence[TargetView], now: float) -> Decision:
-        """Decide, and on `Place` count the request as running there until `finish`; O(views)."""
-        policy = self._policies[request.tenant]
-        rates = self._usual_rates(views)
-        candidates = [self._candidate(request, view, rates, now) for view in views]
+        """Decide, and on `Place` count the request as running there until `finish`; O(views).
+
+        A second attempt waits for nobody: its client has waited already.
+        """
+        queue = self._queue(request.model) if request.attempt == 1 else None
+        if queue is not None:
+            stopped = queue.stopped(request, now)
+            if stopped is not None:
+                return stopped
+        candidates = self._candidates(request, views, now)
         open_ones = [c for c in candidates if c.excluded is None]
         if not open_ones:
             open_ones = [c for c in candidates if c.excluded == "lapsed"]
+        decision: Decision
         if not open_ones:
-            return self._refuse(candidates, now)
-        scored = [msgspec.structs.replace(c, score=policy.score(c)) for c in open_ones]
-        winner = self._choose(scored, policy)
-        entry = Entry(
-            winner.target,
-            prefill_tokens=winner.num_uncached_tokens,
-            hashes=request.hashes,
-            probe=self._breaker(winner.target.replica).sent(now),
-        )
-        self.ledger.open((request.request_id, request.attempt), entry)
-        considered = {c.target for c in scored}
-        others = [c for c in candidates if c.target not in considered]
-        return Place(winner=winner, policy=policy.name, candidates=(*scored, *others))
+            decision = self._refuse(candidates, now)
+        else:
+            decision = self._decide(request, open_ones, candidates, queue, now)
+        if queue is not None:
+            queue.end_turn(request.request_id)
+            if not isinstance(decision, Wait):
+                queue.leave(request.request_id)
+        return decision
+
+    def next_turn(self, model: str, now: float) -> str | None:
+        """Return the waiting request that is to be planned now; it has the turn until then.
+
+        None when nobody waits, when somebody has the turn, or when no target accepts.
+        """
+        queue = self._queues.get(model)
+        return queue.next_turn(now) if queue is not None else None
+
+    def next_instant(self, model: str) -> float | None:
+        """Return when to ask for the next turn although nothing has happened, if anybody waits."""
+        queue = self._queues.get(model)
+        return queue.next_instant() if queue is not None else None
+
+    def leave(self, model: str, request_id: str) -> None:
+        """Forget a waiting request whose client has gone."""
+        queue = self._queues.get(model)
+        if queue is not None:
+            queue.leave(request_id)
+
+    def num_waiting(self, model: str) -> int:
+        """Return how many requests of a model wait."""
+        queue = self._queues.get(model)
+        return len(queue.share) if queue is not None else 0
 
     def first_token(self, request_id: str, attempt: int) -> None:
         """Note that the prefill is over and the replica alive."""
         entry = self.ledger.end_prefill((request_id, attempt))
+        self._unblock()
         if entry is not None:
             self._breaker(entry.target.replica).succeeded()
 
-    def finish(self, request_id: str, attempt: int, outcome: Outcome, now: float) -> None:
-        """Stop counting an attempt; finishing it twice is harmless."""
+    def finish(
+        self,
+        request_id: str,
+        attempt: int,
+        outcome: Outcome,
+        now: float,
+        *,
+        num_output_tokens: int = 0,
+    ) -> None:
+        """Stop counting an attempt; finishing it twice is harmless.
+
+        Output is charged to the tenant's share now, if it has waited for its turn.
+        """
         entry = self.ledger.close((request_id, attempt))
         if entry is None:
             return
+        self._unblock()
+        if entry.model is not None:
+            self._queues[entry.model].charge_output(entry.tenant, num_output_tokens)
         breaker = self._breaker(entry.target.replica)
         if outcome == "answered":
             breaker.succeeded()
@@ -137,62 +196,146 @@ class Planner:
     def _breaker(self, replica: str) -> Breaker:
         return self._breakers.setdefault(replica, Breaker())
 
-    def _choose(self, scored: Sequence[Candidate], policy: Policy) -> Candidate:
-        """Take the best score; among ties the least loaded, then the warmest, then in rotation."""
-        scores = [candidate.score or 0.0 for candidate in scored]
-        best = min(scores)
-        limit = best + policy.tolerance(best)
-        ties = [c for c, score in zip(scored, scores, strict=True) if score <= limit]
-        return min(ties, key=self._tie_order)
+    def _queue(self, model: str) -> ModelQueue | None:
+        if self._config.queue is None:
+            return None
+        return self._queues.setdefault(model, ModelQueue(self._config.queue))
 
-    def _tie_order(self, candidate: Candidate) -> tuple[int, int, int, int, int]:
-        return (
-            candidate.num_active,
-            candidate.queued_prefill_tokens,
-            -candidate.num_reusable_tokens,
-            candidate.last_placed,
-            zlib.crc32(f"{self._gateway} {candidate.target}".encode()),
+    def _unblock(self) -> None:
+        """Let turns be tried again: work has ended somewhere."""
+        for queue in self._queues.values():
+            queue.blocked_until = 0.0
+
+    def _decide(
+        self,
+        request: PlanRequest,
+        open_ones: Sequence[Candidate],
+        candidates: Sequence[Candidate],
+        queue: ModelQueue | None,
+        now: float,
+    ) -> Decision:
+        policy = self._policies[request.tenant]
+        if queue is not None:
+            waiting = self._not_now(queue, policy, request, open_ones, candidates, now)
+            if waiting is not None:
+                return waiting
+            open_ones = [c for c in open_ones if c.queue_s < queue.config.accept_s]
+        pool, rule = self._within_saturation(policy, open_ones)
+        rated = scored(policy, request, pool)
+        winner = choose(rated, policy, rule=rule, gateway=self._gateway)
+        copy = self._copy(policy, request, rated, winner, now)
+        if copy is not None:
+            winner, rule = copy, "copy"
+        self._open(request, winner, queue, now)
+        considered = {c.target for c in rated}
+        others = [c for c in candidates if c.target not in considered]
+        return Place(
+            winner=winner,
+            policy=policy.name,
+            params=params_of(policy),
+            candidates=(*rated, *others),
+            rule=rule,
         )
 
-    def _usual_rates(self, views: Sequence[TargetView]) -> _Rates:
-        """Return the rates assumed of a target that was never measured: those of its peers.
+    def _open(
+        self, request: PlanRequest, winner: Candidate, queue: ModelQueue | None, now: float
+    ) -> None:
+        has_waited = queue is not None and queue.has(request.request_id)
+        entry = Entry(
+            winner.target,
+            prefill_tokens=winner.num_uncached_tokens,
+            hashes=request.hashes,
+            probe=self._breaker(winner.target.replica).sent(now),
+            model=request.model if has_waited else None,
+            tenant=request.tenant,
+        )
+        self.ledger.open((request.request_id, request.attempt), entry)
+        if queue is not None:
+            queue.placed(request, winner)
 
-        Anything else would make the unmeasured ones look better, or worse, than they are.
+    def _not_now(
+        self,
+        queue: ModelQueue,
+        policy: Policy,
+        request: PlanRequest,
+        open_ones: Sequence[Candidate],
+        candidates: Sequence[Candidate],
+        now: float,
+    ) -> Wait | Shed | None:
+        """Say whether a request has to wait for a target, or had better."""
+        accept_s = queue.config.accept_s
+        accepting = [c for c in open_ones if c.queue_s < accept_s]
+        if len(accepting) == len(open_ones):
+            return None
+        if not accepting:
+            until = now + min(c.queue_s for c in open_ones) - accept_s
+            return queue.wait(request, "full", until, candidates, now)
+        if not policy.weighs_cache:
+            return None
+        rated = scored(policy, request, open_ones)
+        best = choose(rated, policy, rule="score", gateway=self._gateway)
+        if best.queue_s < accept_s:
+            return None
+        until = now + best.queue_s - accept_s
+        return queue.wait(request, "affinity", until, candidates, now)
+
+    def _within_saturation(
+        self, policy: Policy, open_ones: Sequence[Candidate]
+    ) -> tuple[Sequence[Candidate], Rule]:
+        """Keep to the warmest when all are busy, unless one is more than twice as busy as another.
+
+        Nobody is idle then, so a request that moves only has its prefix computed again.
         """
-        prefill = [v.prefill_tokens_per_s for v in views if v.prefill_tokens_per_s]
-        decode = [v.decode_tokens_per_s for v in views if v.decode_tokens_per_s]
-        return _Rates(
-            fmean(prefill) if prefill else self._config.prefill_tokens_per_s,
-            fmean(decode) if decode else self._config.decode_tokens_per_s,
-        )
+        least_s = min(c.queue_s for c in open_ones)
+        floor_s = self._config.saturation_s
+        if floor_s is None or least_s < floor_s or not policy.weighs_cache:
+            return open_ones, "score"
+        return [c for c in open_ones if c.queue_s <= 2 * least_s], "affinity"
 
-    def _candidate(
-        self, request: PlanRequest, view: TargetView, rates: _Rates, now: float
-    ) -> Candidate:
-        account = self.ledger.account(view.target)
-        prefill_rate = view.prefill_tokens_per_s or rates.prefill_tokens_per_s
-        cached = predicted_tokens(request, view.matched_blocks)
-        num_running_blocks = account.num_running_blocks(request.hashes)
-        reusable_blocks = max(view.matched_blocks + view.pending_blocks, num_running_blocks)
-        reusable = predicted_tokens(request, reusable_blocks)
-        uncached = request.num_prompt_tokens - reusable
-        queued = account.prefill_tokens + view.reserved_prefill_tokens
-        queue_s = queued / prefill_rate
-        return Candidate(
-            target=view.target,
-            mode=view.mode,
-            num_cached_tokens=cached,
-            num_reusable_tokens=reusable,
-            num_uncached_tokens=uncached,
-            num_active=account.num_active + view.num_reserved,
-            queued_prefill_tokens=queued,
-            last_placed=account.last_placed,
-            prefill_tokens_per_s=prefill_rate,
-            decode_tokens_per_s=view.decode_tokens_per_s or rates.decode_tokens_per_s,
-            queue_s=queue_s,
-            expected_s=queue_s + uncached / prefill_rate,
-            excluded=self._exclusion(request, view, queue_s=queue_s, now=now),
-        )
+    def _copy(
+        self,
+        policy: Policy,
+        request: PlanRequest,
+        rated: Sequence[Candidate],
+        winner: Candidate,
+        now: float,
+    ) -> Candidate | None:
+        """Return the target that gets a copy of a hot prefix, None when it needs none now."""
+        most = max(c.num_cached_tokens for c in rated)
+        if self._hot is None or not policy.weighs_cache or most < self._hot.config.min_tokens:
+            return None
+        assert request.block_size is not None, "what is cached has a chain"
+        heat = self._hot.touch(request.hashes[most // request.block_size - 1], now)
+        others = without_holders(rated)
+        holders = len(rated) - len(others)
+        if not others or winner in others or not winner.num_active:
+            return None
+        if not self._hot.wants_copy(heat, num_holders=holders, now=now):
+            return None
+        self._hot.copied(now)
+        return choose(others, policy, rule="copy", gateway=self._gateway)
+
+    def _candidates(
+        self, request: PlanRequest, views: Sequence[TargetView], now: float
+    ) -> list[Candidate]:
+        config = self._config
+        rates = usual_rates(views, Rates(config.prefill_tokens_per_s, config.decode_tokens_per_s))
+        found = []
+        for view in views:
+            account = self.ledger.account(view.target)
+            _, queue_s = queue_of(view, account, rates)
+            excluded = self._exclusion(request, view, queue_s=queue_s, now=now)
+            found.append(
+                make_candidate(
+                    request,
+                    view,
+                    account,
+                    rates,
+                    excluded=excluded,
+                    max_siblings=config.max_siblings,
+                )
+            )
+        return found
 
     def _exclusion(
         self, request: PlanRequest, view: TargetView, *, queue_s: float, now: float
@@ -201,6 +344,8 @@ class Planner:
             return "tried"
         if request.isolated and not view.isolates:
             return "not_isolating"
+        if request.execution is not None and request.execution != view.execution:
+            return "other_execution"
         if view.max_model_len is not None and request.num_total_tokens > view.max_model_len:
             return "too_short"
         if view.draining:
@@ -226,9 +371,6 @@ class Planner:
         )
 
 
-def predicted_tokens(request: PlanRequest, num_blocks: int) -> int:
-    """Return how many prompt tokens `num_blocks` save: the last one is always computed."""
-    if request.block_size is None:
-        return 0
-    usable = (request.num_prompt_tokens - 1) // request.block_size
-    return max(0, min(num_blocks, usable)) * request.block_size
+def params_of(policy: Policy) -> dict[str, float]:
+    """Return the parameters that rebuild a policy."""
+    return msgspec.structs.asdict(policy) if isinstance(policy, msgspec.Struct) else {}

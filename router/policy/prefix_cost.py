@@ -6,11 +6,12 @@ imbalance test; guards (draining, breakers, saturation) are the planner's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import msgspec
 
-from router.policy.types import Candidate
+from router.policy.types import Candidate, PlanRequest, ScorePart
 
 NonNegative = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -23,25 +24,62 @@ class PrefixCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     p and d are the target's prefill and decode rates. `work_weight` charges recomputed tokens a
     second time, because they also delay whoever queues behind: without it a cold sibling would
     rather recompute a prefix elsewhere than wait for the one that is being computed. The last term
-    is the time that a batch of `active` takes to give this request its first tokens. Costs
-    within `tie_share` or `tie_s` of the best are equal: measured rates are no better than that.
+    is the time that a batch of `active` takes to give this request its first tokens.
+    Whoever goes on with a conversation comes again, and its later turns go where this one went. So
+    a target that holds less than half of the longest match of any costs `stay_factor` times the
+    seconds that it would recompute, `max_stay_s` at most (chosen by replay, docs/routing.md). What
+    running requests share does not count for it: a hot prefix is worth having twice. Costs within
+    `tie_share` or `tie_s` of the best are equal: measured rates are no better than that.
     """
 
     name: ClassVar[str] = "prefix_cost"
+    weighs_cache: ClassVar[bool] = True
 
     work_weight: NonNegative = 1.0
     decode_horizon_tokens: NonNegative = 16.0
+    stay_factor: NonNegative = 8.0
+    max_stay_s: NonNegative = 8.0
     tie_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.05
     tie_s: NonNegative = 0.002
 
-    def score(self, candidate: Candidate) -> float:
-        extra_work_s = (
-            self.work_weight * candidate.num_uncached_tokens / candidate.prefill_tokens_per_s
-        )
-        pressure_s = (
-            self.decode_horizon_tokens * candidate.num_active / candidate.decode_tokens_per_s
-        )
-        return candidate.expected_s + extra_work_s + pressure_s
+    def scores(self, request: PlanRequest, candidates: Sequence[Candidate]) -> list[float | None]:
+        longest = _longest_match(candidates)
+        return [self._cost_s(c) + self._leaving_s(c, longest) for c in candidates]
 
     def tolerance(self, best: float) -> float:
         return max(self.tie_s, self.tie_share * best)
+
+    def parts(self, candidate: Candidate, candidates: Sequence[Candidate]) -> tuple[ScorePart, ...]:
+        return (
+            ScorePart("queue_s", candidate.queue_s),
+            ScorePart("prefill_s", candidate.expected_s - candidate.queue_s),
+            ScorePart("extra_work_s", self._extra_work_s(candidate)),
+            ScorePart("pressure_s", self._pressure_s(candidate)),
+            ScorePart("leaving_s", self._leaving_s(candidate, _longest_match(candidates))),
+        )
+
+    def _cost_s(self, candidate: Candidate) -> float:
+        return candidate.expected_s + self._extra_work_s(candidate) + self._pressure_s(candidate)
+
+    def _leaving_s(self, candidate: Candidate, longest: int) -> float:
+        """Return what it costs later to part from what nobody else uses now."""
+        held = _own_match(candidate)
+        if 2 * held >= longest:
+            return 0.0
+        lost_s = (longest - held) / candidate.prefill_tokens_per_s
+        return min(self.max_stay_s, self.stay_factor * lost_s)
+
+    def _extra_work_s(self, candidate: Candidate) -> float:
+        return self.work_weight * candidate.num_uncached_tokens / candidate.prefill_tokens_per_s
+
+    def _pressure_s(self, candidate: Candidate) -> float:
+        return self.decode_horizon_tokens * candidate.num_active / candidate.decode_tokens_per_s
+
+
+def _own_match(candidate: Candidate) -> int:
+    """Return the tokens held that no running request shares: a conversation, not a hot prefix."""
+    return candidate.num_reusable_tokens - candidate.num_shared_tokens
+
+
+def _longest_match(candidates: Sequence[Candidate]) -> int:
+    return max(map(_own_match, candidates), default=0)

@@ -11,12 +11,29 @@ import msgspec
 
 from kvindex.foundation.errors import ConfigError
 from router.policy.least_load import LeastLoad
+from router.policy.longest_prefix import LongestPrefix
+from router.policy.power_of_two import PowerOfTwo
 from router.policy.prefix_cost import PrefixCost
 from router.policy.round_robin import RoundRobin
+from router.policy.session import Session
 from router.policy.types import Policy
 
-POLICIES: dict[str, type[PrefixCost] | type[LeastLoad] | type[RoundRobin]] = {
-    policy.name: policy for policy in (PrefixCost, LeastLoad, RoundRobin)
+PolicyType = (
+    type[LeastLoad]
+    | type[LongestPrefix]
+    | type[PowerOfTwo]
+    | type[PrefixCost]
+    | type[RoundRobin]
+    | type[Session]
+)
+
+POLICIES: dict[str, PolicyType] = {
+    "least_load": LeastLoad,
+    "longest_prefix": LongestPrefix,
+    "power_of_two": PowerOfTwo,
+    "prefix_cost": PrefixCost,
+    "round_robin": RoundRobin,
+    "session": Session,
 }
 
 

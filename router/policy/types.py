@@ -5,6 +5,7 @@ Plain values: nothing here knows HTTP, Redis, a clock or how a policy weighs the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -12,7 +13,14 @@ import msgspec
 from kvindex.index import Target, TrustMode
 
 Exclusion = Literal[
-    "tried", "draining", "breaker_open", "too_short", "not_isolating", "saturated", "lapsed"
+    "tried",
+    "draining",
+    "breaker_open",
+    "too_short",
+    "not_isolating",
+    "other_execution",
+    "saturated",
+    "lapsed",
 ]
 """Why a target was not considered; `lapsed` ones serve only when no live target is left."""
 
@@ -25,7 +33,10 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     `num_total_tokens` is prompt plus the output that the client asked for, as far as it did.
     `block_size` None: the prompt has no hash chain, and `num_prompt_tokens` is an estimate.
     `hashes` are those of its full blocks. `isolated`: only targets that honour a cache salt may
-    serve it. `tried` names the replicas that have failed this request before.
+    serve it. `tried` names the replicas that have failed this request before. `execution` is set
+    when an answer is gone on with: only targets of that execution digest give the same tokens.
+    Requests of one `session` belong together. Lower `priority` is more urgent; `weight` is that of
+    the tenant.
     """
 
     request_id: str
@@ -38,26 +49,35 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     isolated: bool = False
     attempt: int = 1
     tried: frozenset[str] = frozenset()
+    execution: str | None = None
+    session: str | None = None
+    priority: int = 0
+    weight: float = 1.0
 
 
 class TargetView(msgspec.Struct, frozen=True, kw_only=True):
     """One target as the fleet view and the index describe it at this moment.
 
     `reserved_prefill_tokens` and `num_reserved` are the work of other gateways. `live` is False
-    when neither lease nor probe vouches for it. `max_model_len` None is unknown. `isolates`: it
-    honours `cache_salt`. Rates are tokens per second, None when never measured.
+    when neither lease nor probe vouches for it. Its hits are multiples of `hit_granularity` tokens,
+    None for the block size; the last `host_blocks` of what is matched are in host memory.
+    `max_model_len` None is unknown. `isolates`: it honours `cache_salt`. `execution` None: it
+    cannot go on with what another began. Rates are tokens per second, None when never measured.
     """
 
     target: Target
     mode: TrustMode = "FALLBACK"
     matched_blocks: int = 0
     pending_blocks: int = 0
+    hit_granularity: int | None = None
+    host_blocks: int = 0
     reserved_prefill_tokens: int = 0
     num_reserved: int = 0
     prefill_tokens_per_s: float | None = None
     decode_tokens_per_s: float | None = None
     max_model_len: int | None = None
     isolates: bool = True
+    execution: str | None = None
     draining: bool = False
     live: bool = True
 
@@ -65,8 +85,10 @@ class TargetView(msgspec.Struct, frozen=True, kw_only=True):
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """A target with everything that a policy may weigh; what a decision record shows of it.
 
-    `num_cached_tokens` are held now; `num_reusable_tokens` adds those that a running sibling is
-    about to write. `num_active` and `queued_prefill_tokens` count the work sent by all gateways.
+    `num_cached_tokens` are held now, `num_host_tokens` of them in host memory;
+    `num_reusable_tokens` adds those that a running sibling is about to write; `num_shared_tokens`
+    of them belong to running requests of this gateway too. `num_active` and
+    `queued_prefill_tokens` count the work sent by all gateways.
     `last_placed` is the ordinal of the newest placement there, 0 when there was none.
     `expected_s` is the estimate of seconds to the first token, `queue_s` its waiting part.
     """
@@ -74,7 +96,9 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     target: Target
     mode: TrustMode
     num_cached_tokens: int
+    num_host_tokens: int = 0
     num_reusable_tokens: int
+    num_shared_tokens: int = 0
     num_uncached_tokens: int
     num_active: int
     queued_prefill_tokens: int
@@ -87,12 +111,33 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     score: float | None = None
 
 
+Rule = Literal["score", "affinity", "copy"]
+"""Why this target: the policy's score; the most cached one, as all are busy; a copy on purpose."""
+
+
 class Place(msgspec.Struct, frozen=True, kw_only=True, tag="place"):
-    """Send it to `winner`; the planner counts it as running there until `finish`."""
+    """Send it to `winner`; the planner counts it as running there until `finish`.
+
+    `policy` and `params` rebuild the policy. Of the candidates, those with a score took part.
+    """
 
     winner: Candidate
     policy: str
     candidates: tuple[Candidate, ...]
+    params: dict[str, float] = {}
+    rule: Rule = "score"
+
+
+class Wait(msgspec.Struct, frozen=True, kw_only=True, tag="wait"):
+    """Plan it again at its turn, see `Planner.next_turn`, or at the instant `until`.
+
+    `reason`: others were there before; no target accepts; or the one that has its prefix will
+    serve it earlier, in spite of its queue, than one that accepts now.
+    """
+
+    until: float
+    reason: Literal["turn", "full", "affinity"]
+    candidates: tuple[Candidate, ...] = ()
 
 
 class Shed(msgspec.Struct, frozen=True, kw_only=True, tag="shed"):
@@ -110,7 +155,15 @@ class NoReplica(msgspec.Struct, frozen=True, kw_only=True, tag="no_replica"):
     candidates: tuple[Candidate, ...] = ()
 
 
-Decision = Place | Shed | NoReplica
+Decision = Place | Wait | Shed | NoReplica
+"""`Wait` only where the planner was given a queue."""
+
+
+class ScorePart(msgspec.Struct, frozen=True):
+    """One summand of a score."""
+
+    name: str
+    value: float
 
 
 class Policy(Protocol):
@@ -121,10 +174,19 @@ class Policy(Protocol):
         """The name in the configuration."""
         ...
 
-    def score(self, candidate: Candidate) -> float:
-        """Rate a candidate; the lowest wins."""
+    @property
+    def weighs_cache(self) -> bool:
+        """Whether the score tells a warm target from a cold one."""
+        ...
+
+    def scores(self, request: PlanRequest, candidates: Sequence[Candidate]) -> list[float | None]:
+        """Rate the candidates; the lowest wins, None takes no part."""
         ...
 
     def tolerance(self, best: float) -> float:
         """Return how far above the best score a candidate still ties with it."""
+        ...
+
+    def parts(self, candidate: Candidate, candidates: Sequence[Candidate]) -> tuple[ScorePart, ...]:
+        """Take the score of one of the candidates that took part apart, for people."""
         ...

@@ -72,6 +72,10 @@ class Head(msgspec.Struct, frozen=True):
     cache_salt: str | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
+    n: int | None = None
+    user: str | None = None
+    prompt_cache_key: str | None = None
+    priority: int | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -104,6 +108,14 @@ def read_body(body: bytes) -> tuple[Head, Fields]:
     if head.cache_salt == "":
         raise _invalid("cache_salt", "must not be empty")
     return head, fields
+
+
+def with_model(head: Head, fields: Fields, model: str) -> tuple[Head, Fields]:
+    """Put the served model in the place of the name that the client gave."""
+    if model == head.model:
+        return head, fields
+    replaced = {**fields, "model": msgspec.Raw(_encoder.encode(model))}
+    return msgspec.structs.replace(head, model=model), replaced
 
 
 def check_foreign(fields: Fields, endpoint: Endpoint) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from router.request.job import RealisedUsage
+from engine.frontend.extension import Progress
+from router.request.usage import RealisedUsage
 
 
 class _PromptDetails(msgspec.Struct, frozen=True):
@@ -35,7 +36,8 @@ class Chunk(msgspec.Struct, frozen=True):
     choices: list[_Choice] = []
     usage: _Usage | UnsetType | None = UNSET
     error: msgspec.Raw | None = None
-    prefixfleet: msgspec.Raw | UnsetType = UNSET
+    created: int | None = None
+    prefixfleet: Progress | UnsetType = UNSET
 
     @property
     def has_output(self) -> bool:
@@ -70,6 +72,8 @@ def _has_output(choice: _Choice) -> bool:
 
 _decoder = msgspec.json.Decoder(Chunk)
 _encoder = msgspec.json.Encoder()
+_PROGRESS = b',"prefixfleet":'
+_NO_USAGE = b',"usage":null}'
 
 
 def read_chunk(data: bytes) -> Chunk:
@@ -81,15 +85,36 @@ def presentable(data: bytes, chunk: Chunk, *, include_usage: bool) -> bytes | No
     """Return the chunk as the client may see it, None when it is not meant for the client.
 
     Usage was asked for by the gateway, so it is taken out again unless the client wants it; the
-    `prefixfleet` field never leaves the fleet. Most chunks pass untouched.
+    `prefixfleet` field never leaves the fleet.
     """
     if chunk.is_usage_only and not include_usage:
         return None
-    strip_usage = chunk.usage is not UNSET and not include_usage
-    if not strip_usage and chunk.prefixfleet is UNSET:
+    if chunk.prefixfleet is not UNSET:
+        return _without_progress(data, chunk, include_usage=include_usage)
+    if chunk.usage is UNSET or include_usage:
         return data
+    return _without(data, "usage")
+
+
+def _without_progress(data: bytes, chunk: Chunk, *, include_usage: bool) -> bytes:
+    """Cut off what replicas of ours add, without decoding the chunk.
+
+    They write it last, and in JSON a quotation mark within a string is escaped, so that what is
+    found is a field.
+    """
+    end = data.rfind(_PROGRESS)
+    if end < 0:
+        data = _without(data, "prefixfleet")
+        return data if include_usage or chunk.usage is UNSET else _without(data, "usage")
+    shown = data[:end] + b"}"
+    if include_usage or chunk.usage is UNSET:
+        return shown
+    if shown.endswith(_NO_USAGE):
+        return shown[: -len(_NO_USAGE)] + b"}"
+    return _without(shown, "usage")
+
+
+def _without(data: bytes, name: str) -> bytes:
     fields: dict[str, Any] = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-    fields.pop("prefixfleet", None)
-    if strip_usage:
-        fields.pop("usage", None)
+    fields.pop(name, None)
     return _encoder.encode(fields)

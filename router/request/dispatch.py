@@ -1,77 +1,75 @@
-"""Carries out plans: sends a request, tries another replica when one fails, reports the end.
+"""Carries out plans: sends a request, tries another replica when one fails, resumes streams.
 
-Which replica is the planner's choice; this module only decides whether there is a next attempt.
-A request is tried again as long as no output of it has reached the client.
+Which replica is the planner's choice; this module only decides whether there is a next attempt. As
+long as the client has seen nothing, the next one begins anew; afterwards it goes on where the last
+chunk ended, if the replicas are ours, and else the stream ends with a typed error.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import random
 from collections.abc import Callable, Mapping
 
 import msgspec
 
 from engine.frontend.errors import RequestError
-from engine.frontend.extension import FleetExtension
 from kvindex.foundation.clock import Clock
 from router.config import RouterConfig
-from router.fleet.client import ReplicaClient, ReplicaFailure, Upstream
-from router.request.body import body_for_foreign, body_for_ours
-from router.request.chunks import Chunk, read_chunk
+from router.fleet.client import ReplicaFailure
+from router.observe.metrics import GatewayMetrics
+from router.policy.quarantine import Quarantine
+from router.policy.retry_budget import RetryBudget
+from router.request.attempt import AttemptRunner
 from router.request.client_stream import ClientStream
-from router.request.collect import ChunkFold
+from router.request.failure import as_request_error, quarantined
 from router.request.job import Job
 from router.request.placement import Placement, Placer, note_failure
 from router.request.prepare import Prepared
-from router.request.relay import FoldSink, Relay, Sink, StreamSink
+from router.request.relay import FoldSink, Sink, StreamSink
 
 log = logging.getLogger("prefixfleet.router.dispatch")
 
 MAX_DEATHS = 2
 """A request that was running on this many replicas when they died is not given to a third."""
-_EXPECTED_FACTOR = 3.0
+_MAY_BE_ITS_FAULT = frozenset({"lost", "stalled", "timeout"})
+QUARANTINE_S = 600.0
+_MAX_QUARANTINED = 10_000
 
-_KIND_OF_STATUS = {
-    400: "invalid_request",
-    405: "method_not_allowed",
-    413: "payload_too_large",
-    415: "unprocessable",
-    422: "unprocessable",
-    429: "overloaded",
-}
+OfferHeaders = Callable[[Mapping[str, str]], None]
 
 
 class Dispatcher:
-    """Serves prepared requests. `on_retry` is told the replica and the cause of each retry."""
+    """Serves prepared requests."""
 
     def __init__(
         self,
         *,
         config: RouterConfig,
         placer: Placer,
-        client: ReplicaClient,
+        runner: AttemptRunner,
         clock: Clock,
-        on_retry: Callable[[str, str], None],
+        metrics: GatewayMetrics,
     ) -> None:
         self._config = config
         self._placer = placer
-        self._client = client
+        self._runner = runner
         self._clock = clock
-        self._on_retry = on_retry
+        self._metrics = metrics
+        self._budget = RetryBudget(share=config.retry_share, burst=config.retry_burst)
+        self._quarantine = Quarantine(QUARANTINE_S, _MAX_QUARANTINED)
+        self._random = random.Random()
 
     async def stream(self, job: Job, prepared: Prepared, stream: ClientStream) -> None:
         """Serve a streaming client.
 
         Raises RequestError only while nothing was sent; afterwards the error is the last event.
         """
+        sink = StreamSink(stream, include_usage=job.head.include_usage)
         try:
-            await self._attempts(
-                job,
-                prepared,
-                lambda: StreamSink(stream, include_usage=job.head.include_usage),
-                stream.offer_headers,
-            )
+            await self._attempts(job, prepared, sink, stream.offer_headers)
         except RequestError as error:
             if not stream.started:
                 raise
@@ -82,122 +80,105 @@ class Dispatcher:
     async def whole(self, job: Job, prepared: Prepared) -> tuple[bytes, dict[str, str]]:
         """Serve a client that waits for one answer: its body and headers."""
         headers: dict[str, str] = {}
-        sinks: list[FoldSink] = []
-
-        def fold_sink() -> Sink:
-            sinks.append(FoldSink(ChunkFold(job.endpoint)))
-            return sinks[-1]
-
-        body = await self._attempts(job, prepared, fold_sink, headers.update)
-        return sinks[-1].answer if body is None else body, headers
+        sink = FoldSink(job.endpoint)
+        body = await self._attempts(job, prepared, sink, headers.update)
+        return sink.answer if body is None else body, headers
 
     async def _attempts(
-        self,
-        job: Job,
-        prepared: Prepared,
-        make_sink: Callable[[], Sink],
-        offer_headers: Callable[[Mapping[str, str]], None],
+        self, job: Job, prepared: Prepared, sink: Sink, offer_headers: OfferHeaders
     ) -> bytes | None:
         """Try replicas until one serves; return the body of an answer that was no stream."""
+        self._refuse_poison(job, prepared)
+        self._budget.note_request()
         last: ReplicaFailure | None = None
         num_deaths = 0
         for attempt in range(1, self._config.max_attempts + 1):
-            try:
-                placement = await self._placer.place(job, prepared, attempt=attempt)
-            except RequestError:
-                if last is None:
-                    raise
+            if last is not None and not await self._may_retry(job):
                 break
-            if last is not None:
-                self._on_retry(placement.replica.id, last.cause)
+            placement = await self._place(job, prepared, sink, attempt=attempt, last=last)
+            if placement is None:
+                break
             offer_headers(decision_headers(job))
-            sink = make_sink()
             try:
-                return await self._attempt(job, prepared, placement, sink)
+                return await self._runner.run(job, prepared, placement, sink)
             except ReplicaFailure as failure:
                 last = failure
-                note_failure(job, str(failure))
-                log.warning(
-                    "attempt failed request_id=%s attempt=%d cause=%s reason=%r",
-                    job.request_id,
-                    attempt,
-                    failure.cause,
-                    str(failure),
-                )
-                num_deaths += failure.cause in ("lost", "timeout")
-                if sink.is_committed or not failure.is_retriable or num_deaths >= MAX_DEATHS:
+                self._note(job, attempt, failure)
+                num_deaths += failure.cause in _MAY_BE_ITS_FAULT
+                if num_deaths >= MAX_DEATHS or not failure.is_retriable:
+                    break
+                if not job.transcript.can_be_resumed and not _begin_anew(job, sink):
                     break
         assert last is not None, "max_attempts is at least 1"
-        raise _as_request_error(last)
+        self._condemn(job, prepared)
+        raise as_request_error(last, has_begun=job.first_token_at is not None)
 
-    async def _attempt(
-        self, job: Job, prepared: Prepared, placement: Placement, sink: Sink
-    ) -> bytes | None:
-        """Run one attempt and give its place back in whatever way it ends."""
-        try:
-            result = await self._send(job, prepared, placement, sink)
-        except ReplicaFailure as failure:
-            placement.finish("failed" if failure.trips_breaker else "answered")
-            raise
-        except BaseException:
-            placement.finish("abandoned")
-            raise
-        placement.finish("answered")
-        return result
+    async def _place(
+        self,
+        job: Job,
+        prepared: Prepared,
+        sink: Sink,
+        *,
+        attempt: int,
+        last: ReplicaFailure | None,
+    ) -> Placement | None:
+        """Find a place for an attempt, None when there is none for another one.
 
-    async def _send(
-        self, job: Job, prepared: Prepared, placement: Placement, sink: Sink
-    ) -> bytes | None:
-        replica = placement.replica
-        streams = bool(job.head.stream) or replica.kind == "prefixfleet"
-        expected_s = _EXPECTED_FACTOR * placement.winner.expected_s
-        first_s = max(self._config.first_token_timeout_s, expected_s)
-        limit_s = first_s if streams else self._config.response_timeout_s
+        An answer that nobody can go on with may still be begun anew, if the client saw nothing.
+        """
         try:
-            async with (
-                asyncio.timeout(limit_s) as limit,
-                self._client.post(
-                    f"{replica.url}/v1/{job.endpoint}",
-                    _body(job, prepared, placement),
-                    headers={"x-request-id": job.unique_id, **replica.headers},
-                    replica=replica.id,
-                ) as upstream,
-            ):
-                if not streams:
-                    return await self._read_whole(job, placement, upstream)
-                await Relay(
-                    sink,
-                    replica=replica.id,
-                    limit=limit,
-                    stall_s=self._config.stall_timeout_s,
-                    on_output=lambda: self._note_output(job, placement),
-                    on_chunk=lambda chunk: _note_usage(job, chunk),
-                ).run(upstream)
+            placement = await self._placer.place(job, prepared, attempt=attempt)
+        except RequestError:
+            if last is None:
+                raise
+            if not job.transcript.can_be_resumed or not _begin_anew(job, sink):
                 return None
-        except TimeoutError:
-            if sink.is_committed:
-                raise ReplicaFailure("lost", f"{replica.id} stalled in mid-stream") from None
-            raise ReplicaFailure("timeout", f"{replica.id} sent no token in time") from None
+            return await self._place(job, prepared, sink, attempt=attempt, last=last)
+        if last is not None:
+            self._metrics.retries.labels(placement.replica.id, last.cause).inc()
+        if job.transcript.can_be_resumed:
+            self._metrics.resumes.labels(placement.replica.id).inc()
+            job.num_resumes += 1
+        return placement
 
-    async def _read_whole(self, job: Job, placement: Placement, upstream: Upstream) -> bytes:
-        """Read an answer that is not streamed; its prefill is taken to last as long as expected."""
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(placement.winner.expected_s, placement.first_token)
-        try:
-            body = await upstream.read()
-        finally:
-            timer.cancel()
-        self._note_output(job, placement)
-        try:
-            _note_usage(job, read_chunk(body))
-        except msgspec.DecodeError as error:
-            raise ReplicaFailure("lost", f"{placement.replica.id} sent no JSON: {error}") from None
-        return body
+    async def _may_retry(self, job: Job) -> bool:
+        """Take a retry out of the budget; wait a moment, so that failures do not march in step."""
+        if not self._budget.take():
+            log.warning("retry budget spent request_id=%s", job.request_id)
+            self._metrics.retries_denied.inc()
+            return False
+        await asyncio.sleep(self._random.uniform(0, self._config.retry_jitter_s))
+        return True
 
-    def _note_output(self, job: Job, placement: Placement) -> None:
-        placement.first_token()
-        if job.first_token_at is None:
-            job.first_token_at = self._clock.monotonic()
+    def _note(self, job: Job, attempt: int, failure: ReplicaFailure) -> None:
+        job.num_deaths += failure.cause == "lost"
+        note_failure(job, str(failure))
+        log.warning(
+            "attempt failed request_id=%s attempt=%d cause=%s reason=%r",
+            job.request_id,
+            attempt,
+            failure.cause,
+            str(failure),
+        )
+
+    def _refuse_poison(self, job: Job, prepared: Prepared) -> None:
+        if not self._quarantine.is_empty:
+            left_s = self._quarantine.left_s(_digest(job, prepared), self._clock.monotonic())
+            if left_s is not None:
+                raise quarantined(left_s)
+
+    def _condemn(self, job: Job, prepared: Prepared) -> None:
+        """Quarantine a request that was running on two replicas when they died."""
+        if job.num_deaths < MAX_DEATHS:
+            return
+        self._quarantine.add(_digest(job, prepared), self._clock.monotonic())
+        self._metrics.quarantined.inc()
+        log.error(
+            "request quarantined request_id=%s deaths=%d quarantine_s=%g",
+            job.request_id,
+            job.num_deaths,
+            QUARANTINE_S,
+        )
 
 
 def decision_headers(job: Job) -> dict[str, str]:
@@ -213,63 +194,15 @@ def decision_headers(job: Job) -> dict[str, str]:
     }
 
 
-def _body(job: Job, prepared: Prepared, placement: Placement) -> bytes:
-    replica = placement.replica
-    if replica.kind != "prefixfleet":
-        return body_for_foreign(
-            job.fields,
-            job.endpoint,
-            replica.kind,
-            stream=bool(job.head.stream),
-            cache_salt=job.cache_salt,
-        )
-    single = prepared.prompts[0] if len(prepared.prompts) == 1 else None
-    extension = FleetExtension(
-        request_id=job.unique_id,
-        cache_salt=job.cache_salt,
-        tenant=job.tenant.name,
-        weight=job.tenant.weight,
-        seed=job.seed,
-        prompt_token_ids=single,
-    )
-    several = prepared.prompts if len(prepared.prompts) > 1 else None
-    return body_for_ours(job.fields, extension, prompts=several)
+def _begin_anew(job: Job, sink: Sink) -> bool:
+    """Forget what was answered so far; False when the client has seen some of it."""
+    if not sink.restart():
+        return False
+    job.forget_output()
+    return True
 
 
-def _note_usage(job: Job, chunk: Chunk) -> None:
-    job.usage = chunk.realised or job.usage
-
-
-class _ErrorObject(msgspec.Struct, frozen=True):
-    message: str = ""
-    param: str | None = None
-    code: str | int | None = None
-
-
-class _ErrorEnvelope(msgspec.Struct, frozen=True):
-    error: _ErrorObject
-
-
-def _as_request_error(failure: ReplicaFailure) -> RequestError:
-    """Say to the client what the last failure means for it.
-
-    What the client did wrong is said in the replica's words. A replica that refuses the gateway
-    (401, 403) or has no such model (404) is the operator's problem, and reads as a lost replica.
-    """
-    if failure.cause == "timeout":
-        return RequestError("first_token_timeout", str(failure), retry_after_s=1.0)
-    kind = _KIND_OF_STATUS.get(failure.status or 0)
-    if kind is None:
-        return RequestError("replica_lost", f"no replica could finish this request: {failure}")
-    try:
-        said = msgspec.json.decode(failure.body, type=_ErrorEnvelope).error
-    except msgspec.DecodeError:
-        said = _ErrorObject()
-    if said.code == "context_length_exceeded":
-        kind = "context_length_exceeded"
-    return RequestError(
-        kind,
-        said.message or str(failure),
-        param=said.param,
-        retry_after_s=(failure.retry_after_s or 1.0) if kind == "overloaded" else None,
-    )
+def _digest(job: Job, prepared: Prepared) -> bytes:
+    """Name what a request asks of a replica; who asks, and under which id, is left out."""
+    asked = (job.endpoint, job.head.model, prepared.prompts or job.body)
+    return hashlib.blake2b(msgspec.msgpack.encode(asked), digest_size=16).digest()

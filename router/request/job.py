@@ -11,25 +11,25 @@ import msgspec
 
 from engine.frontend.errors import RequestError
 from router.config import TenantConfig
-from router.policy.types import Decision, Place
+from router.policy.types import Decision, Place, PlanRequest
 from router.request.body import Endpoint, Fields, Head
 from router.request.prepare import Prepared
+from router.request.resume import Transcript
+from router.request.usage import RealisedUsage
+from router.tenancy.tenancy import Grant
+from router.tenancy.tenants import Identity
 
 
 class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One decision and what came of it; `failure` None when it was served or never placed."""
+    """One decision and what came of it; `failure` None when it was served or never placed.
+
+    `request` is what the planner was asked, without the prompt's hashes.
+    """
 
     attempt: int
     decision: Decision
+    request: PlanRequest | None = None
     failure: str | None = None
-
-
-class RealisedUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """What the replica says it computed; `cached_tokens` None when it does not say."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,13 +38,16 @@ class Job:
 
     `request_id` is what the client sees; `unique_id` is what replicas and reservations go by, as
     two clients may send the same id. `late_error` ended a stream whose status line was out already.
-    Instants are monotonic.
+    `asked_model` is the name that the client gave, perhaps an alias of the served `head.model`.
+    `grant` is set once the tenant's limits have let it in, `placed_at` when a replica was found.
+    `served` is the placement whose replica gave the first output, and tells what it found cached.
+    `block_size` is that of its model's pool, None without one; `record_number` is the recorder's.
+    `num_deaths` counts the replicas that died while it ran there. Instants are monotonic.
     """
 
     request_id: str
     unique_id: str
-    tenant: TenantConfig
-    key_alias: str
+    identity: Identity
     endpoint: Endpoint
     head: Head
     fields: Fields
@@ -52,17 +55,48 @@ class Job:
     cache_salt: str
     seed: int
     started_at: float
+    asked_model: str
     model_is_known: bool = False
     prepared: Prepared | None = None
+    block_size: int | None = None
+    record_number: int | None = None
+    grant: Grant | None = None
+    placed_at: float | None = None
     first_token_at: float | None = None
     attempts: list[AttemptRecord] = field(default_factory=list)
     usage: RealisedUsage | None = None
     late_error: RequestError | None = None
+    transcript: Transcript = field(default_factory=Transcript)
+    served: Place | None = None
+    served_by_foreign: bool = False
+    num_output_chunks: int = 0
+    num_deaths: int = 0
+    num_resumes: int = 0
+
+    @property
+    def tenant(self) -> TenantConfig:
+        """Whose request it is."""
+        return self.identity.tenant
+
+    @property
+    def key_alias(self) -> str:
+        """The alias of the key, "" when there is none."""
+        return self.identity.key_alias
 
     @property
     def is_isolated(self) -> bool:
         """Whether only replicas that honour a cache salt may serve it."""
         return self.tenant.isolation != "shared" or self.head.cache_salt is not None
+
+    @property
+    def session(self) -> str | None:
+        """What the client says that belongs together."""
+        return self.head.prompt_cache_key
+
+    @property
+    def priority(self) -> int:
+        """How urgent it is, lower is more; never more so than its tenant may be."""
+        return max(self.head.priority or 0, self.tenant.priority_ceiling)
 
     @property
     def placed(self) -> Place | None:
@@ -71,6 +105,13 @@ class Job:
             if isinstance(record.decision, Place):
                 return record.decision
         return None
+
+    def forget_output(self) -> None:
+        """Drop what an attempt has answered, because the next one begins anew."""
+        self.transcript.clear()
+        self.first_token_at = None
+        self.served = None
+        self.usage = None
 
     @property
     def tried(self) -> frozenset[str]:

@@ -14,14 +14,17 @@ import msgspec
 from engine.frontend.errors import RequestError
 from kvindex.foundation.clock import Clock
 from kvindex.index import Reservation, TargetMatch
+from router.fleet.history import OwnHistory
 from router.fleet.index_access import IndexAccess, Release
+from router.fleet.pools import Pool
 from router.fleet.replica import Replica
 from router.fleet.view import FleetView
 from router.policy.planner import Outcome, Planner
-from router.policy.types import Candidate, NoReplica, Place, PlanRequest, Shed
+from router.policy.types import Candidate, NoReplica, Place, PlanRequest, Shed, TargetView, Wait
 from router.request.background import Background
 from router.request.job import AttemptRecord, Job
 from router.request.prepare import Prepared
+from router.request.turns import Turns
 
 _MIN_PENDING_S = 5.0
 _MAX_PENDING_S = 120.0
@@ -31,13 +34,21 @@ class Placement:
     """A place held by one attempt; give it back with `finish`, in whatever way it ends."""
 
     def __init__(
-        self, placer: Placer, *, unique_id: str, attempt: int, place: Place, replica: Replica
+        self,
+        placer: Placer,
+        *,
+        unique_id: str,
+        attempt: int,
+        place: Place,
+        replica: Replica,
+        hashes: Sequence[bytes],
     ) -> None:
         self._placer = placer
         self._unique_id = unique_id
         self.attempt = attempt
         self.place = place
         self.replica = replica
+        self.hashes = hashes
         self._prefill_ended = False
 
     @property
@@ -51,9 +62,9 @@ class Placement:
             self._prefill_ended = True
             self._placer.first_token(self, self._unique_id)
 
-    def finish(self, outcome: Outcome) -> None:
+    def finish(self, outcome: Outcome, *, num_output_tokens: int = 0) -> None:
         """Give the place back; only the first call counts."""
-        self._placer.finish(self, self._unique_id, outcome)
+        self._placer.finish(self, self._unique_id, outcome, num_output_tokens=num_output_tokens)
 
 
 class Placer:
@@ -65,6 +76,8 @@ class Placer:
         view: FleetView,
         index: IndexAccess | None,
         planner: Planner,
+        turns: Turns,
+        history: OwnHistory,
         background: Background,
         clock: Clock,
         gateway: str,
@@ -72,60 +85,113 @@ class Placer:
         self._view = view
         self._index = index
         self._planner = planner
+        self._turns = turns
+        self._history = history
         self._background = background
         self._clock = clock
         self._gateway = gateway
 
     async def place(self, job: Job, prepared: Prepared, *, attempt: int) -> Placement:
-        """Choose a replica and reserve it; raise RequestError `overloaded` or `no_replica`.
+        """Choose a replica and reserve it, waiting for a turn where all are busy.
 
-        The decision is appended to the attempts of the job.
+        Raises RequestError `overloaded` or `no_replica`. What was decided in the end is appended
+        to the attempts of the job.
         """
         model = job.head.model
-        pools = {r.pool.id: r.pool for r in self._view.serving(model) if r.pool is not None}
-        matches = await self._match(sorted(pools), prepared) if pools else None
-        # From here to the plan nothing waits: views and replicas are of one moment.
-        replicas = {replica.id: replica for replica in self._view.serving(model)}
-        scheme = next((pool.scheme for pool in pools.values()), None)
-        request = PlanRequest(
-            request_id=job.unique_id,
-            tenant=job.tenant.name,
-            model=model,
-            num_prompt_tokens=prepared.num_prompt_tokens,
-            num_total_tokens=prepared.num_total_tokens,
-            block_size=scheme.block_size if scheme is not None and prepared.hashes else None,
-            hashes=prepared.hashes,
-            isolated=job.is_isolated,
-            attempt=attempt,
-            tried=job.tried,
-        )
-        views = self._view.views(model, matches)
-        decision = self._planner.plan(request, views, self._clock.monotonic())
-        job.attempts.append(AttemptRecord(attempt=attempt, decision=decision))
+        try:
+            while True:
+                matches = await self._match(
+                    self._pools(model), prepared.hashes, _num_prompt_tokens(job, prepared)
+                )
+                # From here to the plan nothing waits: views and replicas are of one moment.
+                replicas = {replica.id: replica for replica in self._view.serving(model)}
+                request = self._request(job, prepared, attempt)
+                now = self._clock.monotonic()
+                decision = self._planner.plan(
+                    request, self._views(model, prepared, matches, now), now
+                )
+                if not isinstance(decision, Wait):
+                    break
+                await self._turns.wait(model, job.unique_id, until=decision.until)
+        finally:
+            self._turns.leave(model, job.unique_id)
+        record = msgspec.structs.replace(request, hashes=())
+        job.attempts.append(AttemptRecord(attempt=attempt, decision=decision, request=record))
         if not isinstance(decision, Place):
             raise _refusal(model, decision)
+        if job.first_token_at is None:
+            job.placed_at = self._clock.monotonic()
         placement = Placement(
             self,
             unique_id=job.unique_id,
             attempt=attempt,
             place=decision,
             replica=replicas[decision.winner.target.replica],
+            hashes=prepared.hashes,
         )
         await self._reserve(placement, job, prepared, matches)
         return placement
 
+    def _pools(self, model: str) -> list[Pool]:
+        """Return the pools that serve a model, nearly always one."""
+        pools = {r.pool.id: r.pool for r in self._view.serving(model) if r.pool is not None}
+        return [pools[pool_id] for pool_id in sorted(pools)]
+
+    def _request(self, job: Job, prepared: Prepared, attempt: int) -> PlanRequest:
+        pool = next(iter(self._pools(job.head.model)), None)
+        block_size = pool.scheme.block_size if pool is not None else None
+        return PlanRequest(
+            request_id=job.unique_id,
+            tenant=job.tenant.name,
+            model=job.head.model,
+            num_prompt_tokens=_num_prompt_tokens(job, prepared),
+            num_total_tokens=prepared.num_total_tokens,
+            block_size=prepared.block_size or block_size,
+            hashes=prepared.hashes,
+            isolated=job.is_isolated,
+            attempt=attempt,
+            tried=job.tried,
+            execution=job.transcript.execution if job.transcript.can_be_resumed else None,
+            session=job.session,
+            priority=job.priority,
+            weight=job.tenant.weight,
+        )
+
+    def _views(
+        self,
+        model: str,
+        prepared: Prepared,
+        matches: Sequence[TargetMatch] | None,
+        now: float,
+    ) -> list[TargetView]:
+        return [
+            self._with_history(view, prepared.hashes, now)
+            for view in self._view.views(model, matches)
+        ]
+
     def first_token(self, placement: Placement, unique_id: str) -> None:
-        """End the prefill of a placement in planner and index."""
+        """End the prefill of a placement in planner, history and index."""
         self._planner.first_token(unique_id, placement.attempt)
+        self._turns.offer()
+        now = self._clock.monotonic()
+        self._history.note(placement.winner.target, placement.hashes, now)
         pool = placement.replica.pool
         if self._index is not None and pool is not None:
             key = (placement.winner.target, unique_id, placement.attempt)
             self._background.start(self._index.release_prefill(pool.id, key))
 
-    def finish(self, placement: Placement, unique_id: str, outcome: Outcome) -> None:
+    def finish(
+        self, placement: Placement, unique_id: str, outcome: Outcome, *, num_output_tokens: int
+    ) -> None:
         """Release a placement in planner and index."""
-        now = self._clock.monotonic()
-        self._planner.finish(unique_id, placement.attempt, outcome, now)
+        self._planner.finish(
+            unique_id,
+            placement.attempt,
+            outcome,
+            self._clock.monotonic(),
+            num_output_tokens=num_output_tokens,
+        )
+        self._turns.offer()
         pool = placement.replica.pool
         if self._index is not None and pool is not None:
             release = Release(
@@ -136,12 +202,30 @@ class Placer:
             )
             self._background.start(self._index.release(release))
 
-    async def _match(self, pools: Sequence[str], prepared: Prepared) -> list[TargetMatch] | None:
-        """Ask the index of every pool that serves the model, nearly always one."""
-        if self._index is None:
+    def _with_history(self, view: TargetView, hashes: Sequence[bytes], now: float) -> TargetView:
+        """Guess what a target holds from our own history, where nothing better is known."""
+        if view.mode != "FALLBACK":
+            return view
+        guess = self._history.matched_blocks(view.target, hashes, now)
+        return msgspec.structs.replace(view, matched_blocks=guess) if guess else view
+
+    async def _match(
+        self, pools: Sequence[Pool], hashes: tuple[bytes, ...], num_prompt_tokens: int
+    ) -> list[TargetMatch] | None:
+        """Ask the index of every pool that serves the model, nearly always one.
+
+        No engine takes the last token from its cache, so a block that ends with it is not asked
+        about: what a hit of it would need says nothing about a shorter one.
+        """
+        if self._index is None or not pools:
             return None
         answers = await asyncio.gather(
-            *(self._index.match(pool, prepared.hashes) for pool in pools)
+            *(
+                self._index.match(
+                    pool.id, hashes[: (num_prompt_tokens - 1) // pool.scheme.block_size]
+                )
+                for pool in pools
+            )
         )
         known = [answer for answer in answers if answer is not None]
         if len(known) < len(answers):
@@ -176,6 +260,11 @@ class Placer:
         except BaseException:
             placement.finish("abandoned")
             raise
+
+
+def _num_prompt_tokens(job: Job, prepared: Prepared) -> int:
+    """Count what has to be computed: what was answered before is like a part of the prompt."""
+    return prepared.num_prompt_tokens + job.transcript.num_tokens
 
 
 def _refusal(model: str, decision: Shed | NoReplica) -> RequestError:

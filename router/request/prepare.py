@@ -16,6 +16,7 @@ from engine.frontend.parse import parse_chat_request, parse_completion_request
 from engine.frontend.prompt import PromptEncoder
 from kvindex.hashing import HashScheme, hash_tokens
 from router.request.body import Endpoint
+from router.request.text_chain import BLOCK_BYTES
 
 CHARS_PER_TOKEN = 4
 """The usual estimate where no tokenizer is at hand; it weighs load, it is never reported."""
@@ -27,11 +28,12 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """A request in tokens. `prompts` is empty where no tokenizer was at hand.
 
     `hashes` are those of the first prompt; `num_total_tokens` is the longest prompt and the output
-    that was asked for.
+    that was asked for. `block_size` None is that of the pool.
     """
 
     prompts: list[list[int]] = []
     hashes: tuple[bytes, ...] = ()
+    block_size: int | None = None
     num_prompt_tokens: int
     num_total_tokens: int
 
@@ -68,10 +70,16 @@ class Preparer:
             )
 
 
-def estimate(body: bytes, *, num_output_tokens: int | None) -> Prepared:
-    """Guess the size of a request whose tokens nobody here can count."""
-    num_prompt_tokens = max(1, len(body) // CHARS_PER_TOKEN)
-    return Prepared(num_prompt_tokens=num_prompt_tokens, num_total_tokens=num_output_tokens or 1)
+def estimate(
+    body: bytes, *, num_output_tokens: int | None, hashes: tuple[bytes, ...] = ()
+) -> Prepared:
+    """Guess the size of a request whose tokens nobody here can count; `hashes` of its text."""
+    return Prepared(
+        hashes=hashes,
+        block_size=BLOCK_BYTES // CHARS_PER_TOKEN,
+        num_prompt_tokens=max(1, len(body) // CHARS_PER_TOKEN),
+        num_total_tokens=num_output_tokens or 1,
+    )
 
 
 def _prepare(

@@ -14,19 +14,17 @@ import msgspec
 
 from engine.frontend.sse import SseEvent, SseParser
 from kvindex.foundation.errors import WireError
-from router.fleet.client import ReplicaFailure, Upstream
+from router.fleet.client import FailureCause, ReplicaFailure, Upstream
+from router.request.body import Endpoint
 from router.request.chunks import Chunk, presentable, read_chunk
 from router.request.client_stream import ClientStream
 from router.request.collect import ChunkFold
 
+_ENGINE_DEAD = "engine_dead"
+
 
 class Sink(Protocol):
-    """Where chunks go."""
-
-    @property
-    def is_committed(self) -> bool:
-        """Whether output has reached the client, so that starting again would repeat it."""
-        ...
+    """Where the chunks of one answer go, whichever replicas they come from."""
 
     async def accept(self, data: bytes, chunk: Chunk) -> None:
         """Take one chunk, in order."""
@@ -34,6 +32,10 @@ class Sink(Protocol):
 
     async def done(self) -> None:
         """Take the end marker."""
+        ...
+
+    def restart(self) -> bool:
+        """Forget what was taken; False when the client has seen some of it."""
         ...
 
 
@@ -49,20 +51,20 @@ class StreamSink:
         self._include_usage = include_usage
         self._held: list[bytes] = []
 
-    @property
-    def is_committed(self) -> bool:
-        return self._stream.num_events > 0
-
     async def accept(self, data: bytes, chunk: Chunk) -> None:
         shown = presentable(data, chunk, include_usage=self._include_usage)
         if shown is not None:
             self._held.append(shown)
-        if self.is_committed or chunk.has_output:
+        if self._stream.num_events or chunk.has_output:
             await self._flush()
 
     async def done(self) -> None:
         await self._flush()
         await self._stream.done()
+
+    def restart(self) -> bool:
+        self._held.clear()
+        return self._stream.num_events == 0
 
     async def _flush(self) -> None:
         held, self._held = self._held, []
@@ -73,10 +75,9 @@ class StreamSink:
 class FoldSink:
     """Keeps chunks for an answer that is sent as a whole; `answer` is there after `done`."""
 
-    is_committed = False
-
-    def __init__(self, fold: ChunkFold) -> None:
-        self._fold = fold
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._fold = ChunkFold(endpoint)
         self.answer = b""
 
     async def accept(self, data: bytes, chunk: Chunk) -> None:
@@ -85,9 +86,15 @@ class FoldSink:
     async def done(self) -> None:
         self.answer = msgspec.json.encode(self._fold.result())
 
+    def restart(self) -> bool:
+        self._fold = ChunkFold(self._endpoint)
+        return True
+
 
 class Relay:
-    """One attempt's relay. `on_output` is called at the first output, `on_chunk` for each chunk.
+    """One attempt's relay.
+
+    `on_output` is called at the first output, `on_chunk` for each chunk that the sink has taken.
 
     `limit` is the caller's running time-out; the relay moves it on with every chunk, and lifts it
     while a slow client is waited for.
@@ -109,7 +116,7 @@ class Relay:
         self._stall_s = stall_s
         self._on_output = on_output
         self._on_chunk = on_chunk
-        self._has_output = False
+        self.has_output = False
 
     async def run(self, upstream: Upstream) -> None:
         """Relay up to the end marker; raise ReplicaFailure for any other end."""
@@ -135,10 +142,11 @@ class Relay:
                 await self._sink.done()
                 return True
             await self._sink.accept(event.data, chunk)
+            self._on_chunk(chunk)
         except WireError as error:
             raise ReplicaFailure("lost", f"{self._replica}: {error}") from None
         stalled_at = asyncio.get_running_loop().time() + self._stall_s
-        self._limit.reschedule(stalled_at if self._has_output else limit_at)
+        self._limit.reschedule(stalled_at if self.has_output else limit_at)
         return False
 
     def _read(self, event: SseEvent) -> Chunk:
@@ -147,22 +155,23 @@ class Relay:
         except msgspec.DecodeError as error:
             raise ReplicaFailure("lost", f"{self._replica} sent no chunk: {error}") from None
         if chunk.error is not None:
-            said = _message(chunk.error)
-            raise ReplicaFailure("lost", f"{self._replica} gave up: {said}")
-        if chunk.has_output and not self._has_output:
-            self._has_output = True
+            said = _read_error(chunk.error)
+            cause: FailureCause = "lost" if said.code == _ENGINE_DEAD else "gave_up"
+            raise ReplicaFailure(cause, f"{self._replica} gave up: {said.message}")
+        if chunk.has_output and not self.has_output:
+            self.has_output = True
             self._on_output()
-        self._on_chunk(chunk)
         return chunk
 
 
 class _ErrorObject(msgspec.Struct, frozen=True):
     message: str = "unknown error"
+    code: str | int | None = None
 
 
-def _message(raw: msgspec.Raw) -> str:
-    """Read the message of an OpenAI error object; some engines send a bare string."""
+def _read_error(raw: msgspec.Raw) -> _ErrorObject:
+    """Read an OpenAI error object; some engines send a bare string."""
     try:
-        return msgspec.json.decode(raw, type=_ErrorObject).message
+        return msgspec.json.decode(raw, type=_ErrorObject)
     except msgspec.DecodeError:
-        return bytes(raw)[:200].decode("utf-8", "replace")
+        return _ErrorObject(bytes(raw)[:200].decode("utf-8", "replace"))

@@ -12,13 +12,17 @@ from dataclasses import dataclass
 from engine.frontend.errors import RequestError
 from kvindex.foundation.clock import Clock
 from router.observe.access_log import log_refusal, log_request
+from router.observe.causes import Cause, available_tokens, cause_of
 from router.observe.decisions import DecisionLog, DecisionRecord
 from router.observe.metrics import GatewayMetrics
+from router.observe.recorder import Recorder
+from router.request.background import Background
+from router.request.claim import usage_of
 from router.request.job import Job
+from router.request.record import recorded
+from router.tenancy.tenancy import Tenancy
 
 UNKNOWN_MODEL = "unknown"
-CLIENT_GONE = 499
-"""The status that a client which hung up would have seen; nginx's number for it."""
 
 
 @dataclass(slots=True)
@@ -32,10 +36,24 @@ class Refusal:
 class Settler:
     """Settles each job once."""
 
-    def __init__(self, *, metrics: GatewayMetrics, decisions: DecisionLog, clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        metrics: GatewayMetrics,
+        decisions: DecisionLog,
+        clock: Clock,
+        gateway: str,
+        tenancy: Tenancy,
+        background: Background,
+        recorder: Recorder | None,
+    ) -> None:
+        self._recorder = recorder
+        self._tenancy = tenancy
+        self._background = background
         self._metrics = metrics
         self._decisions = decisions
         self._clock = clock
+        self._gateway = gateway
 
     @contextmanager
     def refusals(self, request_id: str, path: str) -> Iterator[Refusal]:
@@ -52,26 +70,20 @@ class Settler:
                 log_refusal(request_id, path=path, tenant=refusal.tenant, status=status)
             raise
 
+    def opened(self, job: Job) -> None:
+        """Note that a job has begun; `settle` is told of each such one."""
+        if self._recorder is not None:
+            job.record_number = self._recorder.arrived()
+
     def settle(self, job: Job, *, status: int) -> None:
         """Write down a finished job; `status` is what the client got, or would have got."""
         now = self._clock.monotonic()
-        place = job.placed
-        ttft_s = None if job.first_token_at is None else job.first_token_at - job.started_at
-        record = DecisionRecord(
-            request_id=job.request_id,
-            unique_id=job.unique_id,
-            at=self._clock.now(),
-            tenant=job.tenant.name,
-            model=job.head.model,
-            status=status,
-            num_prompt_tokens=job.prepared.num_prompt_tokens if job.prepared else None,
-            num_predicted_tokens=place.winner.num_cached_tokens if place else None,
-            usage=job.usage,
-            ttft_s=ttft_s,
-            duration_s=now - job.started_at,
-            attempts=job.attempts,
-        )
+        record = self._record(job, status=status, now=now)
         self._decisions.add(record)
+        self._charge(job, status=status, now=now)
+        if self._recorder is not None and job.record_number is not None:
+            self._recorder.end(job.record_number, recorded(job, status=status))
+        place = job.placed
         self._count(job, record, policy=place.policy if place else "none")
         log_request(
             record,
@@ -79,6 +91,35 @@ class Settler:
             key_alias=job.key_alias,
             replica=place.winner.target.replica if place else None,
         )
+
+    def _record(self, job: Job, *, status: int, now: float) -> DecisionRecord:
+        place, prepared = job.served or job.placed, job.prepared
+        return DecisionRecord(
+            request_id=job.request_id,
+            unique_id=job.unique_id,
+            at=self._clock.now(),
+            tenant=job.tenant.name,
+            model=job.head.model,
+            status=status,
+            num_prompt_tokens=prepared.num_prompt_tokens if prepared else None,
+            num_predicted_tokens=place.winner.num_cached_tokens if place else None,
+            usage=job.usage,
+            ttft_s=_since(job.started_at, job.first_token_at),
+            duration_s=now - job.started_at,
+            attempts=job.attempts,
+            gateway=self._gateway,
+            num_available_tokens=available_tokens(place) if place else None,
+            cause=_cause(job),
+            queue_s=_since(job.started_at, job.placed_at),
+            num_resumes=job.num_resumes,
+        )
+
+    def _charge(self, job: Job, *, status: int, now: float) -> None:
+        """Charge the tenant for what ran of a job that its limits had let in."""
+        if job.grant is not None:
+            usage = usage_of(job, status=status, now=now, ended_at=self._clock.now())
+            self._metrics.charged_tokens.labels(usage.model, usage.tenant).inc(usage.charged_tokens)
+            self._background.start(self._tenancy.settle(job.grant, usage))
 
     def _count(self, job: Job, record: DecisionRecord, *, policy: str) -> None:
         # A model that nobody serves is the client's invention, and no label.
@@ -95,8 +136,25 @@ class Settler:
         metrics.completion_tokens.labels(*labels).inc(usage.completion_tokens)
         if usage.cached_tokens is None or record.num_predicted_tokens is None:
             return
+        metrics.available.labels(*labels).inc(record.num_available_tokens or 0)
         metrics.predicted.labels(*labels).inc(record.num_predicted_tokens)
         metrics.realised.labels(*labels).inc(usage.cached_tokens)
-        difference = usage.cached_tokens - record.num_predicted_tokens
-        if difference:
-            metrics.mispredicted.labels(*labels, "more" if difference > 0 else "less").inc()
+        if record.cause is not None:
+            metrics.causes.labels(*labels, record.cause).inc()
+
+
+def _since(start: float, end: float | None) -> float | None:
+    return None if end is None else end - start
+
+
+def _cause(job: Job) -> Cause | None:
+    """Say why the replica that served a job found another number of tokens cached."""
+    if job.served is None or job.usage is None or job.prepared is None:
+        return None
+    return cause_of(
+        job.served,
+        job.usage,
+        num_prompt_tokens=job.prepared.num_prompt_tokens,
+        num_prompts=len(job.prepared.prompts),
+        is_foreign=job.served_by_foreign,
+    )

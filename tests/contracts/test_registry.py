@@ -12,12 +12,12 @@ from kvindex.hashing import HashScheme, known_answer
 from kvindex.memory_registry import MemoryRegistry
 from kvindex.redis_connect import connect
 from kvindex.redis_registry import KEY, RedisRegistry
-from kvindex.registry import ModelIdentity, Registry, ReplicaRecord, sign_record
+from kvindex.registry import ModelIdentity, ReplicaRecord, sign_record
 from tests.contracts.index_subject import redis_subject
 from tests.redis_server import RedisServer, free_port
 
 SECRET = b"fleet secret"
-Subject = tuple[Registry, Callable[[float], Awaitable[None]]]
+Subject = tuple[RedisRegistry | MemoryRegistry, Callable[[float], Awaitable[None]]]
 
 
 def record(replica_id: str, *, epoch: int = 1) -> ReplicaRecord:
@@ -131,3 +131,26 @@ async def test_an_unreachable_registry_is_an_error_that_names_the_server() -> No
         with pytest.raises(DependencyError, match=f"Redis at redis://127.0.0.1:{port}/0"):
             await call
     await registry.close()
+
+
+async def test_a_task_belongs_to_one_owner_at_a_time(subject: Subject) -> None:
+    registry, _ = subject
+    assert await registry.claim("bridge/a", "gw-1", lease_s=60)
+    assert await registry.claim("bridge/a", "gw-1", lease_s=60)
+    assert not await registry.claim("bridge/a", "gw-2", lease_s=60)
+    assert await registry.claim("bridge/b", "gw-2", lease_s=60)
+    await registry.unclaim("bridge/a", "gw-2")
+    assert not await registry.claim("bridge/a", "gw-2", lease_s=60)
+    await registry.unclaim("bridge/a", "gw-1")
+    assert await registry.claim("bridge/a", "gw-2", lease_s=60)
+    await registry.unclaim("bridge/a", "gw-2")
+    await registry.unclaim("bridge/b", "gw-2")
+
+
+async def test_a_task_of_an_owner_that_died_is_taken_over(subject: Subject) -> None:
+    registry, elapse = subject
+    assert await registry.claim("bridge/c", "gw-1", lease_s=0.02)
+    await elapse(0.02)
+    assert await registry.claim("bridge/c", "gw-2", lease_s=60)
+    assert not await registry.claim("bridge/c", "gw-1", lease_s=60)
+    await registry.unclaim("bridge/c", "gw-2")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,51 @@ def test_the_demo_answers_hits_its_cache_isolates_tenants_and_starts_again_quick
         assert http(f"{fleet.file.url}/v1/models", key=fleet.key()).status == 200
     finally:
         fleet.kill()
+
+
+@pytest.mark.fault("router-45")
+def test_a_stream_of_a_real_model_survives_the_death_of_its_replica(tmp_path: Path) -> None:
+    fleet = demo(tmp_path).start()
+    try:
+        body = chat("Tell me all rules.", max_tokens=48, temperature=0.7, seed=11, stream=True)
+        undisturbed, replica = stream(fleet, body)
+        assert undisturbed[-1] == "[DONE]"
+        pid = next(r.pid for r in fleet.file.replicas if r.id == replica)
+        assert pid is not None
+        disturbed, first = stream(fleet, body, kill_after=8, pid=pid)
+        assert first == replica
+        assert text_of(disturbed) == text_of(undisturbed)
+        assert disturbed[-1] == "[DONE]"
+    finally:
+        fleet.kill()
+
+
+def stream(
+    fleet: FleetProcess, body: dict[str, object], *, kill_after: int = 0, pid: int = 0
+) -> tuple[list[str], str]:
+    """Read a stream: its events and its first replica; `pid` is killed after some events."""
+    request = urllib.request.Request(
+        f"{fleet.file.url}/v1/chat/completions",
+        data=json.dumps(body).encode(),
+        headers={
+            "Content-Type": "application/json",
+            "Authorization": f"Bearer {fleet.key()}",
+        },
+    )
+    events: list[str] = []
+    with urllib.request.urlopen(request, timeout=120) as response:
+        for line in response:
+            if line.startswith(b"data: "):
+                events.append(line[6:].decode().strip())
+                if len(events) == kill_after:
+                    os.kill(pid, signal.SIGKILL)
+        return events, response.headers["x-prefixfleet-replica"]
+
+
+def text_of(events: list[str]) -> str:
+    """Join the text of all chunks; an error event has none, and fails."""
+    chunks = [json.loads(event) for event in events if event != "[DONE]"]
+    return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
 
 
 def test_a_gateway_stands_in_front_of_engines_that_know_nothing_of_it(tmp_path: Path) -> None:

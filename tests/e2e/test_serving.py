@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from router.observe.decisions import DecisionRecord
+from router.policy.choice import replayed
 from router.policy.registry import build_policy
 from router.policy.types import Place
 from tests.e2e.fleet_process import FleetProcess, Reply, http, until
@@ -119,15 +120,15 @@ def test_a_shared_prefix_goes_to_the_same_replica_as_predicted_and_to_one_tenant
 def test_a_recorded_decision_reproduces_the_choice(fleet: FleetProcess) -> None:
     reply = fleet.post("/v1/completions", completion([3] * 100))
     body = fleet.admin(f"/admin/decisions/{reply.headers['x-request-id']}").body
-    decision = msgspec.convert(body, DecisionRecord).attempts[0].decision
+    record = msgspec.convert(body, DecisionRecord)
+    attempt = record.attempts[0]
+    decision, request = attempt.decision, attempt.request
     assert isinstance(decision, Place)
-    policy = build_policy(decision.policy, {}, owner="this test")
-    scores = {candidate.target: policy.score(candidate) for candidate in decision.candidates}
-    assert scores == {c.target: c.score for c in decision.candidates}
-    assert len(scores) == 2
-    assert scores[decision.winner.target] <= min(scores.values()) + policy.tolerance(
-        min(scores.values())
-    )
+    assert request is not None
+    policy = build_policy(decision.policy, decision.params, owner="this test")
+    assert replayed(decision, request, policy, gateway=record.gateway) == decision.winner.target
+    assert [c.score for c in decision.candidates] == policy.scores(request, decision.candidates)
+    assert len(decision.candidates) == 2
     assert str(decision.winner.target.replica) in reply.headers["x-prefixfleet-replica"]
 
 

@@ -7,6 +7,7 @@ as a model would, so a wrong, stale, missing or too early freed block would show
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -20,7 +21,7 @@ from hypothesis.stateful import (
 from engine.config import QueuePolicy
 from engine.core import EngineCore
 from engine.invariants import check_integrity
-from engine.messages import EngineRequest
+from engine.messages import EngineRequest, PauseMode
 from kvindex.events import AllBlocksCleared, BlockRemoved, BlockStored
 from tests.engine.build import Run, make_request
 from tests.engine.hybrid import GROUPS, alone_with, make_hybrid_core
@@ -69,6 +70,7 @@ class TrafficMachine(RuleBasedStateMachine):
         self.requests: dict[str, EngineRequest] = {}
         self.stored: set[tuple[int | None, object]] = set()
         self.num_added = 0
+        self.to_come: dict[str, list[int]] = {}
 
     @rule(
         family=st.integers(0, 2),
@@ -79,6 +81,7 @@ class TrafficMachine(RuleBasedStateMachine):
         priority=st.integers(0, 2),
         seeded=st.booleans(),
         has_eos=st.booleans(),
+        is_open=st.booleans(),
     )
     def add(
         self,
@@ -90,6 +93,7 @@ class TrafficMachine(RuleBasedStateMachine):
         priority: int,
         seeded: bool,
         has_eos: bool,
+        is_open: bool,
     ) -> None:
         """Add a request of one of three families of prompts, with tokens of its own behind."""
         prompt = [(family * 50 + i) % 256 for i in range(length)]
@@ -109,7 +113,22 @@ class TrafficMachine(RuleBasedStateMachine):
             eos=tuple(range(0, 256, 8)) if has_eos else (),
         )
         self.requests[request.request_id] = request
+        if is_open and all(group.rule for group in self.core.kv_cache.groups):
+            first, self.to_come[request.request_id] = prompt[:length], prompt[length:]
+            request = msgspec.structs.replace(request, prompt_token_ids=first, prompt_is_open=True)
         self.core.add(request)
+
+    @precondition(lambda self: self.to_come)
+    @rule(data=st.data())
+    def extend(self, data: st.DataObject) -> None:
+        """Let an open prompt grow by a token, or end."""
+        request_id = data.draw(st.sampled_from(sorted(self.to_come)))
+        part, rest = self.to_come[request_id][:1], self.to_come[request_id][1:]
+        self.core.extend_prompt(request_id, part, is_last=not rest)
+        if rest:
+            self.to_come[request_id] = rest
+        else:
+            del self.to_come[request_id]
 
     @precondition(lambda self: self.core.has_work)
     @rule(steps=st.integers(1, 5))
@@ -126,6 +145,7 @@ class TrafficMachine(RuleBasedStateMachine):
         request_id = data.draw(st.sampled_from(sorted(self.core.scheduler.requests)))
         self.core.abort([request_id])
         self.run.tokens.pop(request_id, None)
+        self.to_come.pop(request_id, None)
         request = self.requests.pop(request_id)
         if data.draw(st.booleans()):
             self.requests[request_id] = request
@@ -137,6 +157,14 @@ class TrafficMachine(RuleBasedStateMachine):
         in_use = bool(self.core.scheduler.running)
         done = self.core.reset_prefix_cache(preempt_running=preempt_running)
         assert done == (preempt_running or not in_use)
+
+    @rule(mode=st.sampled_from([None, "new", "all"]))
+    def pause(self, mode: PauseMode | None) -> None:
+        """Drain, freeze or go on."""
+        if mode is None:
+            self.core.resume()
+        else:
+            self.core.pause(mode)
 
     @invariant()
     def everything_holds(self) -> None:
@@ -160,6 +188,9 @@ class TrafficMachine(RuleBasedStateMachine):
         """Run to the end: every request that was not aborted has its own tokens."""
         if not hasattr(self, "core"):
             return
+        self.core.resume()
+        for request_id, rest in self.to_come.items():
+            self.core.extend_prompt(request_id, rest, is_last=True)
         self.run.to_end()
         for request_id, request in self.requests.items():
             assert self.run.tokens[request_id] == alone_with(self.groups, request)

@@ -86,6 +86,19 @@ def test_a_surviving_free_copy_takes_the_place_of_the_later_one() -> None:
     assert order[0] is first[0]
 
 
+def test_a_second_copy_is_reused_first_while_somebody_uses_the_other() -> None:
+    pool = BlockPool(5, block_size=4)
+    used = cache_chain(pool, CHAIN[:1])
+    other = cache_chain(pool, [CHAIN[5]])
+    copy = cache_chain(pool, CHAIN[:1])
+    pool.free(other)
+    pool.free(copy)
+    assert copy[0].block_hash is None
+    assert next(iter(pool.free_queue)) is copy[0]
+    assert pool.copies(CHAIN[0]) == used
+    check_pool(pool)
+
+
 def test_events_join_runs_and_name_the_parent() -> None:
     pool = BlockPool(8, block_size=4)
     cache_chain(pool, CHAIN[:2])

@@ -62,5 +62,7 @@ class TrafficMachineAtLength(TrafficMachine):
 
 TestTrafficMachine = TrafficMachine.TestCase
 TestTrafficMachine.settings = machine_settings(200)
-TestTrafficMachineAtLength = pytest.mark.slow(TrafficMachineAtLength.TestCase)
-TestTrafficMachineAtLength.settings = machine_settings(5000)
+TestTrafficMachineAtLength = pytest.mark.slow(
+    pytest.mark.timeout(900)(TrafficMachineAtLength.TestCase)
+)
+TestTrafficMachineAtLength.settings = machine_settings(2000)

@@ -16,7 +16,7 @@ from engine.kv_groups.spec import (
     SlidingWindow,
 )
 from engine.messages import SnapshotEntry
-from engine.output import BlockCopy
+from engine.transfer import BlockCopy
 from kvindex.events import BlockRemoved, BlockStored
 from kvindex.foundation.errors import ConfigError
 from kvindex.hashing import hash_tokens
@@ -143,7 +143,7 @@ def test_the_tail_of_a_coarse_block_is_copied_not_shared() -> None:
     scheduled = core.scheduler.schedule()
     coarse = held_ids(core, "a")[0], held_ids(core, "b")[0]
     assert coarse[0][0] == coarse[1][0]
-    assert scheduled.block_copies == [BlockCopy(coarse[0][1], coarse[1][1])]
+    assert scheduled.transfers == [BlockCopy(coarse[0][1], coarse[1][1])]
     assert scheduled.num_computed_tokens["b"] == 20
     execute(core.executor, scheduled)
 
@@ -250,7 +250,7 @@ def test_the_longest_sequence_counts_what_each_group_holds_at_once() -> None:
 
 def test_a_model_of_windows_alone_has_no_longest_sequence() -> None:
     core = make_hybrid_core((SlidingWindow(window=6),), num_blocks=8, budget=8)
-    assert core.kv_cache.max_num_tokens is None
+    assert core.kv_cache.max_num_tokens(8) is None
     request = make_request("a", [i % 256 for i in range(200)], max_tokens=3)
     assert run(core, request).tokens["a"] == alone_with((SlidingWindow(window=6),), request)
 

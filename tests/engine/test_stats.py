@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.messages import TenantStats
 from engine.scripted_executor import ScriptedExecutor, StepCost
-from engine.stats import StepRates
+from engine.stats import EngineCounters, StepRates
 from kvindex.foundation.clock import VirtualClock
-from tests.engine.build import Run, make_request
+from tests.engine.build import Run, make_core, make_request
 
 
 def test_rates_come_from_steps_of_one_kind() -> None:
@@ -44,3 +45,35 @@ def test_steps_of_a_slow_engine_stay_near_the_bound() -> None:
         durations.append(clock.monotonic() - before)
     assert durations[0] == 0.64
     assert all(0.49 < d < 0.51 for d in durations[1:-1])
+
+
+def test_each_tenant_has_its_part_of_every_total() -> None:
+    core = make_core()
+    core.add(make_request("a1", range(20), tenant="a", max_tokens=3))
+    core.add(make_request("b", range(50, 60), tenant="b", max_tokens=2))
+    core.add(make_request("nobody", range(80, 85), max_tokens=1))
+    run = Run(core)
+    run.step()
+    assert core.tenant_stats()["a"].num_held_blocks == 5
+    run.to_end()
+    core.add(make_request("a2", range(20), tenant="a", max_tokens=1))
+    run.to_end()
+    stats = core.tenant_stats()
+    assert stats["a"] == TenantStats(
+        prefix_queries_total=40,
+        prefix_hits_total=16,
+        prompt_tokens_total=40,
+        generation_tokens_total=4,
+    )
+    assert (stats["b"].prompt_tokens_total, stats["b"].generation_tokens_total) == (10, 2)
+    assert stats[""].prompt_tokens_total == 5
+    whole = core.stats()
+    assert whole.prompt_tokens_total == sum(s.prompt_tokens_total for s in stats.values())
+
+
+def test_invented_tenants_share_one_account_beyond_a_thousand() -> None:
+    counters = EngineCounters()
+    for i in range(1500):
+        counters.account(f"t{i}").preemptions += 1
+    assert len(counters.tenants) == 1001
+    assert counters.account(None).preemptions == 500

@@ -13,6 +13,7 @@ from tests.conditions import until
 from tests.router.fake_replica import Behaviour, FakeReplica
 from tests.router.running_gateway import (
     ACME_KEY,
+    GLOBEX_KEY,
     Running,
     chat,
     completion,
@@ -132,48 +133,126 @@ async def test_a_full_replica_sends_the_request_on_and_a_full_fleet_says_429() -
         assert headers["retry-after"] == "1"
 
 
+BREAKS = {
+    "dies": Behaviour(die_at=2),
+    "is truncated": Behaviour(truncate_at=2),
+    "turns to garbage": Behaviour(garbage_at=2),
+    "stalls": Behaviour(hang_at=2),
+}
+
+
 @pytest.mark.fault("router-45")
-@pytest.mark.parametrize(
-    "behaviour",
-    [Behaviour(die_at=2), Behaviour(truncate_at=2), Behaviour(garbage_at=2), Behaviour(hang_at=2)],
-    ids=["dies", "is truncated", "turns to garbage", "stalls"],
-)
-async def test_a_stream_that_breaks_ends_with_a_typed_error_and_no_end_marker(
-    behaviour: Behaviour,
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("behaviour", BREAKS)
+async def test_an_answer_that_breaks_half_way_is_gone_on_with_elsewhere(
+    behaviour: str, stream: bool
+) -> None:
+    async with running_gateway(quick(stall_timeout_s=1.0)) as running:
+        running.replicas[0].behaviour = BREAKS[behaviour]
+        if stream:
+            _, events = await read_stream(running, chat("hello", stream=True))
+            texts = [json.loads(x)["choices"][0]["delta"].get("content") for x in events[:-1]]
+            assert (texts, events[-1]) == ([None, "w0 ", "w1 ", "w2 "], "[DONE]")
+            assert "prefixfleet" not in "".join(events)
+        else:
+            _, answer, _ = await running.post("/v1/chat/completions", chat("hello"))
+            assert answer["choices"][0]["message"]["content"] == "w0 w1 w2 "
+            assert answer["usage"]["completion_tokens"] == 3
+        first, second = (replica.bodies[0]["prefixfleet"] for replica in running.replicas)
+        assert second["seed"] == first["seed"]
+        (choice,) = second["resume"]["choices"]
+        assert (choice["token_ids"], choice["text_length"]) == ([0, 1], 6)
+        await running.nothing_runs()
+
+
+@pytest.mark.fault("router-45")
+@pytest.mark.parametrize("behaviour", BREAKS)
+async def test_a_stream_that_nobody_can_finish_ends_with_a_typed_error_and_no_end_marker(
+    behaviour: str,
 ) -> None:
     async with running_gateway(quick(stall_timeout_s=1.0)) as running:
         for replica in running.replicas:
-            replica.behaviour = behaviour
+            replica.behaviour = BREAKS[behaviour]
         status, events = await read_stream(running, chat("hello", stream=True))
         assert status == 200
         texts = [json.loads(x)["choices"][0]["delta"].get("content") for x in events[:-1]]
         assert texts == [None, "w0 ", "w1 "]
         error = json.loads(events[-1])["error"]
         assert (error["type"], error["code"]) == ("server_error", "replica_lost")
-        assert sum(len(replica.bodies) for replica in running.replicas) == 1
+        assert [len(replica.bodies) for replica in running.replicas] == [1, 1]
         assert running.num_active() == 0
 
 
-async def test_a_whole_answer_that_breaks_half_way_is_begun_again_elsewhere() -> None:
-    async with running_gateway(quick()) as running:
-        running.replicas[0].behaviour = Behaviour(die_at=2)
-        sent: set[tuple[str, int]] = set()
+@pytest.mark.fault("router-45")
+async def test_only_a_replica_that_computes_alike_goes_on_with_a_stream() -> None:
+    async with running_gateway(quick(), replicas=0) as running:
         for i in range(2):
-            status, answer, _ = await running.post("/v1/chat/completions", chat(f"hello {i}"))
-            assert (status, answer["choices"][0]["message"]["content"]) == (200, "w0 w1 w2 ")
-        for replica in running.replicas:
-            for body in replica.bodies:
-                sent.add((body["messages"][0]["content"], body["prefixfleet"]["seed"]))
-        assert len(sent) == 2  # The second attempt of a request has the seed of the first.
+            await running.add(FakeReplica(f"r{i}"), execution_digest=f"weights-{i}")
+        running.replicas[0].behaviour = Behaviour(die_at=2)
+        _, events = await read_stream(running, chat("hello", stream=True))
+        assert json.loads(events[-1])["error"]["code"] == "replica_lost"
+        assert running.replicas[1].bodies == []
 
 
-async def test_a_request_that_two_replicas_died_of_is_not_given_to_a_third() -> None:
+async def test_an_answer_that_the_client_has_not_seen_begins_anew_on_another_kind() -> None:
+    async with running_gateway(quick(), replicas=0) as running:
+        for i in range(2):
+            await running.add(FakeReplica(f"r{i}"), execution_digest=f"weights-{i}")
+        running.replicas[0].behaviour = Behaviour(die_at=2)
+        status, answer, _ = await running.post("/v1/chat/completions", chat("hello"))
+        assert (status, answer["choices"][0]["message"]["content"]) == (200, "w0 w1 w2 ")
+        assert running.replicas[1].bodies[0]["prefixfleet"]["resume"] is None
+
+
+async def test_a_request_that_two_replicas_died_of_is_given_to_no_other() -> None:
     async with running_gateway(quick(max_attempts=5), replicas=4) as running:
         for replica in running.replicas:
             replica.behaviour = Behaviour(die_at=0)
-        status, answer, _ = await running.post("/v1/chat/completions", chat("poison"))
-        assert (status, answer["error"]["code"]) == (502, "replica_lost")
+        for tenant in (ACME_KEY, GLOBEX_KEY):
+            status, answer, headers = await running.post(
+                "/v1/chat/completions", chat("poison"), key=tenant
+            )
+            assert (status, answer["error"]["code"]) == (502, "replica_lost")
+            assert sum(len(replica.bodies) for replica in running.replicas) == 2
+        assert headers["retry-after"] == "600"
+        for replica in running.replicas:
+            replica.behaviour = Behaviour()
+        status, _, _ = await running.post("/v1/chat/completions", chat("harmless"))
+        assert status == 200
+
+
+async def test_a_stream_that_two_replicas_died_of_is_not_resumed_again() -> None:
+    async with running_gateway(quick(max_attempts=5), replicas=3) as running:
+        for replica in running.replicas:
+            replica.behaviour = Behaviour(die_at=1)
+        _, events = await read_stream(running, chat("poison", stream=True))
+        assert json.loads(events[-1])["error"]["code"] == "replica_lost"
         assert sum(len(replica.bodies) for replica in running.replicas) == 2
+
+
+async def test_retries_are_a_share_of_the_traffic() -> None:
+    spec = quick(retry_share=0.5, retry_burst=1)
+    async with running_gateway(spec) as running:
+        for replica in running.replicas:
+            replica.behaviour = Behaviour(status=429)
+        for i in range(5):
+            await running.post("/v1/completions", completion(f"{i}"))
+        # One retry at first; after that, two requests earn another.
+        assert sum(len(replica.bodies) for replica in running.replicas) == 5 + 3
+
+
+async def test_a_replica_that_hangs_is_left_when_its_lease_has_lapsed() -> None:
+    async with running_gateway(gateway_spec(lapse_grace_s=0.1), replicas=2) as running:
+        hung, other = running.replicas
+        other.behaviour = Behaviour(status=503)
+        hung.behaviour = Behaviour(hang_at=1)
+        stream = asyncio.create_task(read_stream(running, chat("hello", stream=True)))
+        await until(lambda: hung.num_running == 1)
+        other.behaviour = Behaviour()
+        await hung.leave()
+        _, events = await stream
+        texts = [json.loads(x)["choices"][0]["delta"].get("content") for x in events[:-1]]
+        assert (texts, events[-1]) == ([None, "w0 ", "w1 ", "w2 "], "[DONE]")
 
 
 async def test_silence_on_every_replica_is_a_timeout() -> None:

@@ -117,7 +117,8 @@ async def test_after_all_removals_nothing_is_left(private_redis: RedisServer) ->
     assert set(await redis.keys()) - keys == {b"pf:{pool}:next_seqs"}
 
     async def is_back() -> bool:
-        return await _used_memory(redis) < memory + 20_000
+        # A tenth of the peak: buffers of the server's own go on growing a little for a while.
+        return await _used_memory(redis) < memory + 50_000
 
     await until(is_back)
     await index.deregister(A, epoch)

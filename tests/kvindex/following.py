@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from kvindex.hashing import HashScheme, known_answer
 from kvindex.index import LoadReport, PrefixIndex, Target
-from kvindex.ingest import Ingester, IngestSource
+from kvindex.ingest import Ingester
+from kvindex.ingest_source import IngestSource
 from kvindex.memory_registry import MemoryRegistry
 from kvindex.registry import ModelIdentity, ReplicaRecord
 from kvindex.subscriber import EventSubscriber

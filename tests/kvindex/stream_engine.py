@@ -107,6 +107,24 @@ class StreamEngine:
             self.topic = str(KvTopic(self._replica, boot_ns))
         self.held, self._buffer, self.next_seq = [], [], 0
 
+    async def break_connections(self) -> None:
+        """Close every subscriber's connection and wait until they are back."""
+        endpoint = self.endpoint
+        self._publish.close(linger=0)
+        self._publish = self._context.socket(zmq.XPUB)
+        await self._bind_again(endpoint)
+        await self.subscribed()
+
+    async def _bind_again(self, endpoint: str) -> None:
+        """Bind once the old socket has let go of the port."""
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                try:
+                    self._publish.bind(endpoint)
+                    return
+                except zmq.ZMQError:
+                    await asyncio.sleep(0.005)
+
     async def snapshot(self) -> SnapshotData:
         """Return everything held, as of the last batch."""
         self.num_snapshots += 1

@@ -85,6 +85,8 @@ async def test_the_documented_least_rights_suffice_and_are_least(binary: str | N
         assert await registry.records() == [record()]
         await registry.withdraw("a")
         assert await registry.records() == []
+        assert await registry.claim("bridge/a", "gw-1", lease_s=60)
+        await registry.unclaim("bridge/a", "gw-1")
         for command in (["SET", "other", "1"], ["FLUSHALL"], ["KEYS", "*"], ["CONFIG", "GET", "*"]):
             with pytest.raises(NoPermissionError):
                 await call(client, *command)

@@ -76,8 +76,8 @@ class FakeReplica:
     def target(self) -> Target:
         return Target(self.id)
 
-    async def start(self) -> None:
-        """Listen on a free port; serves without registering."""
+    async def start(self, *, port: int = 0) -> None:
+        """Listen on a free port, or that one; serves without registering."""
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completion)
@@ -86,7 +86,7 @@ class FakeReplica:
         app.router.add_post("/reset_prefix_cache", self._reset)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        await web.TCPSite(self._runner, "127.0.0.1", port).start()
         host, port = self._runner.addresses[0][:2]
         self.url = f"http://{host}:{port}"
 
@@ -131,6 +131,10 @@ class FakeReplica:
         assert self._registry is not None
         await self._registry.withdraw(self.id)
         await self._index.deregister(self.target, self.epoch)
+
+    def forget_silently(self) -> None:
+        """Lose every cached block without a word to the index."""
+        self._cached.clear()
 
     async def _tokenizer(self, request: web.Request) -> web.Response:
         assert request.headers["authorization"] == f"Bearer {TOKEN}"
@@ -182,14 +186,16 @@ class FakeReplica:
             response = web.StreamResponse(headers={"content-type": "text/event-stream"})
             await response.prepare(request)
             base = {"id": "fake-1", "created": 1, "model": self.model, "object": kind}
-            if opening:
-                await _send(response, {**base, "choices": [choice(None, None)]})
-            for i in range(behaviour.num_words):
+            start = _start(body)
+            if opening and not start:
+                opening_event = {**base, "choices": [choice(None, None)]}
+                await _send(response, _with_progress(opening_event, body, None))
+            for i in range(start, behaviour.num_words):
                 if not await self._misbehave(request, response, i):
                     return response
                 finish = "stop" if i == behaviour.num_words - 1 else None
-                event = {**base, "choices": [choice(f"w{i} ", finish)], "prefixfleet": {"at": i}}
-                await _send(response, event)
+                event = {**base, "choices": [choice(f"w{i} ", finish)]}
+                await _send(response, _with_progress(event, body, i))
             if body.get("stream_options", {}).get("include_usage"):
                 await _send(response, {**base, "choices": [], "usage": usage})
             await response.write(b"data: [DONE]\n\n")
@@ -262,6 +268,29 @@ def _whole(kind: str, usage: dict[str, Any], behaviour: Behaviour, model: str) -
         "choices": [choice],
         "usage": usage,
     }
+
+
+def _with_progress(event: dict[str, Any], body: dict[str, Any], word: int | None) -> dict[str, Any]:
+    """Add what a gateway has asked for; `word` None before the first one."""
+    if not (body.get("prefixfleet") or {}).get("return_token_ids"):
+        return event
+    new, length = ([], 0) if word is None else ([word], _text_length(word))
+    return {**event, "prefixfleet": {"choice": 0, "token_ids": new, "text_length": length}}
+
+
+def _start(body: dict[str, Any]) -> int:
+    """Return the word to go on with: the first, unless another replica has begun."""
+    resume = (body.get("prefixfleet") or {}).get("resume")
+    if resume is None:
+        return 0
+    (choice,) = resume["choices"]
+    assert choice["text_length"] == _text_length(len(choice["token_ids"]) - 1)
+    return len(choice["token_ids"])
+
+
+def _text_length(word: int) -> int:
+    """Return the characters up to and including a word."""
+    return len("".join(f"w{i} " for i in range(word + 1)))
 
 
 async def _send(response: web.StreamResponse, event: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ from kvindex.registry import ReplicaRecord, pool_id
 from router.app import build_admin_app, build_client_app
 from router.assembly import Gateway, Stores
 from router.config import GatewaySpec, RouterConfig, TenantConfig, TenantKey
+from router.tenancy.stores import TenancyStores
 from tests.conditions import until
 from tests.router.fake_replica import IDENTITY, MODEL, SCHEME, TOKEN, FakeReplica, key_hash
 
@@ -124,12 +125,12 @@ class Running:
             return response.status, await response.json(), names
 
     async def admin(
-        self, path: str, *, method: str = "GET", key: str | None = ADMIN_KEY
+        self, path: str, *, method: str = "GET", key: str | None = ADMIN_KEY, body: Any = None
     ) -> tuple[int, Any]:
-        """Call the admin listener: status and decoded body."""
+        """Call the admin listener, with JSON unless `body` is None: status and decoded body."""
         headers = {"authorization": f"Bearer {key}"} if key is not None else {}
         url = self.admin_url + path
-        async with self.session.request(method, url, headers=headers) as response:
+        async with self.session.request(method, url, headers=headers, json=body) as response:
             if response.content_type == "application/json":
                 return response.status, await response.json()
             return response.status, await response.text()
@@ -192,14 +193,19 @@ async def running_gateway(
     stores: MemoryStores | None = None,
     with_index: bool = True,
     id: str = "gw-test",
+    tenancy: Callable[[str], TenancyStores] | None = None,
 ) -> AsyncIterator[Running]:
-    """Serve a gateway exactly as production does; `replicas` fake ones are there and known."""
+    """Serve a gateway exactly as production does; `replicas` fake ones are there and known.
+
+    `tenancy` opens the state store for a gateway id; without it, the gateway keeps its own.
+    """
     stores = stores or MemoryStores()
     gateway = Gateway(
         spec or gateway_spec(),
         id=id,
         clock=SystemClock(),
         stores=stores.for_gateway() if with_index else None,
+        tenancy_stores=tenancy(id) if tenancy is not None else None,
     )
     runners: list[web.AppRunner] = []
     urls: list[str] = []

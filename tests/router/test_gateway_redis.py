@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from kvindex.config import RedisConfig
 from kvindex.redis_connect import connect
 from kvindex.redis_index import RedisIndex
 from kvindex.redis_registry import RedisRegistry
@@ -30,15 +31,16 @@ SECRET = b"secret-of-the-fleet"
 class RedisStores(MemoryStores):
     """Registry and indexes in a Redis, for gateways and replicas alike."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, config: RedisConfig | None = None) -> None:
         super().__init__()
         self.url = url
-        self.replica_registry = RedisRegistry(connect(url), SECRET)
-        self.replica_index = RedisIndex(connect(url), POOL_ID)
+        self.config = config
+        self.replica_registry = RedisRegistry(connect(url, config), SECRET)
+        self.replica_index = RedisIndex(connect(url, config), POOL_ID)
 
     def for_gateway(self) -> Stores:
-        registry = RedisRegistry(connect(self.url), SECRET)
-        return Stores(registry, lambda pool: RedisIndex(connect(self.url), pool))
+        registry = RedisRegistry(connect(self.url, self.config), SECRET)
+        return Stores(registry, lambda pool: RedisIndex(connect(self.url, self.config), pool))
 
     async def register(self, running: Running, replica: FakeReplica) -> None:
         """Register a running replica and wait until the gateway knows it."""

@@ -126,4 +126,4 @@ async def test_the_hint_names_the_flags_that_publish_the_events() -> None:
         hint = exact_hint(running.gateway.view.replicas[0])
         assert "replica e0" in hint
         assert "--kv-events-config" in hint
-        assert "--prefix-caching-hash-algo sha256_cbor" in hint
+        assert "`events: auto`" in hint

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.executor import Executor
 from engine.frontend.sampling_params import SamplingParams
 from engine.messages import EngineOutput, EngineRequest
 from engine.output import NewRequestData, SchedulerOutput
@@ -145,7 +146,7 @@ class EngineRun:
 
     def __init__(
         self,
-        executor: UniprocExecutor,
+        executor: Executor,
         config: EngineConfig,
         before_step: Callable[[EngineCore], None] | None = None,
     ) -> None:

@@ -7,13 +7,26 @@ and publishes no events; whoever needs those uses ProcessClient.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Sequence
 
 from engine.core import EngineCore
-from engine.messages import EngineInfo, EngineOutput, EngineRequest, EngineStats, PoolSnapshot
+from engine.frontend.errors import RequestError
+from engine.messages import (
+    EngineInfo,
+    EngineOutput,
+    EngineRequest,
+    EngineStats,
+    PauseMode,
+    PoolSnapshot,
+    TenantStats,
+)
 from kvindex.foundation.clock import Clock
 from kvindex.hashing import known_answer
-from worker.core.output_router import OutputRouter
+from worker.core.client import EngineClient
+from worker.core.output_router import OutputRouter, refusal
+
+_log = logging.getLogger("prefixfleet.core_client")
 
 
 class AsyncInprocClient:
@@ -37,6 +50,7 @@ class AsyncInprocClient:
             known_answer=known_answer(core.config.hash_scheme),
             execution_digest=core.executor.info.execution_digest,
             vocab_size=core.vocab_size,
+            cache_layout=core.kv_cache.layout,
         )
 
     @classmethod
@@ -56,7 +70,18 @@ class AsyncInprocClient:
         """Now: a core in this process is heard whenever it is asked."""
         return self._clock.monotonic()
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
+    @property
+    def ranks(self) -> Sequence[EngineClient]:
+        """This core alone."""
+        return (self,)
+
+    def choose_rank(self) -> int:
+        """Return the only rank."""
+        return 0
+
+    async def generate(
+        self, request: EngineRequest, *, dp_rank: int | None = None
+    ) -> AsyncIterator[EngineOutput]:
         """Run a request; see EngineClient."""
         self._router.open(request.request_id)
         try:
@@ -68,20 +93,51 @@ class AsyncInprocClient:
             if not self._router.close(request.request_id):
                 self.core.abort([request.request_id])
 
-    async def snapshot(self) -> PoolSnapshot:
+    async def extend_prompt(
+        self, request_id: str, token_ids: Sequence[int], *, is_last: bool
+    ) -> None:
+        """Append to an open prompt; see EngineClient."""
+        try:
+            self.core.extend_prompt(request_id, list(token_ids), is_last=is_last)
+        except RequestError as error:
+            self.core.abort([request_id])
+            self._router.deliver([refusal(request_id, error)])
+        self._work.set()
+
+    async def snapshots(self) -> list[PoolSnapshot]:
         """Return every cached block; there is no event stream, so `seq` is -1."""
-        return PoolSnapshot(boot_ns=self.info.boot_ns, seq=-1, entries=self.core.snapshot_entries())
+        entries = self.core.snapshot_entries()
+        return [PoolSnapshot(boot_ns=self.info.boot_ns, seq=-1, entries=entries)]
 
     async def reset_prefix_cache(self, *, preempt_running: bool) -> bool:
         """Forget all cached blocks; see EngineClient."""
         return self.core.reset_prefix_cache(preempt_running=preempt_running)
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop admitting, or computing; see EngineClient."""
+        self.core.pause(mode)
+
+    async def resume(self) -> None:
+        """Go on after a pause."""
+        self.core.resume()
+        self._work.set()
+
+    async def resize(self, num_blocks: int) -> int:
+        """Make the KV cache larger or smaller; see EngineClient."""
+        self._router.deliver(self.core.resize(num_blocks))
+        return self.core.kv_cache.pool.num_blocks
+
+    async def tenant_stats(self) -> dict[str, TenantStats]:
+        """Return each tenant's share; see EngineClient."""
+        return self.core.tenant_stats()
 
     async def close(self) -> None:
         """Stop stepping; live requests end with `engine_dead`."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._router.fail("the engine was closed")
+        self.dead_reason = self.dead_reason or "the engine was closed"
+        self._router.fail(self.dead_reason)
         self.core.executor.close()
 
     async def _run(self) -> None:
@@ -91,10 +147,11 @@ class AsyncInprocClient:
             while self.core.has_work:
                 try:
                     outputs = self.core.step()
-                except (AssertionError, RuntimeError, ValueError) as error:
+                except Exception as error:  # noqa: BLE001  (the core ends here; whoever waits is told)
+                    _log.exception("engine core failed")
                     self.dead_reason = f"{type(error).__name__}: {error}"
                     self._router.fail(self.dead_reason)
-                    raise
+                    return
                 self.core.take_events()
                 self._router.deliver(outputs)
                 await asyncio.sleep(0)

@@ -60,6 +60,16 @@ class OutputRouter:
                 return
 
 
+def refusal(request_id: str, error: RequestError) -> EngineOutput:
+    """Return the output that ends a request with an error."""
+    return EngineOutput(
+        request_id=request_id,
+        finish_reason="error",
+        error=error.message,
+        error_kind=error.kind,
+    )
+
+
 class _Slot:
     """What has arrived for one request and was not read yet."""
 

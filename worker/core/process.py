@@ -7,12 +7,16 @@ and torch is imported only to build a model executor.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -23,20 +27,29 @@ from engine.frontend.errors import RequestError
 from engine.messages import (
     AbortRequests,
     AddRequests,
+    AskTenantStats,
     CoreDead,
     CoreOutputs,
     CoreReady,
     EngineInfo,
     EngineOutput,
     EngineRequest,
+    ExtendPrompt,
     FromCore,
+    Pause,
     PoolSnapshot,
+    ResetPrefixCache,
+    Resize,
+    Resume,
     Shutdown,
+    TakeSnapshot,
+    TenantStats,
     ToCore,
+    Utility,
     UtilityCall,
     UtilityResult,
 )
-from engine.scripted_executor import ScriptedExecutor
+from engine.step_log import RecordingExecutor
 from kvindex.events import EventBatch
 from kvindex.foundation.clock import SystemClock
 from kvindex.foundation.errors import PrefixFleetError
@@ -44,7 +57,9 @@ from kvindex.foundation.logs import setup_logging
 from kvindex.hashing import known_answer
 from kvindex.publisher import EventPublisher
 from kvindex.topic import KvTopic
+from worker.core.output_router import refusal
 from worker.core.spec import CoreSpec
+from worker.executors.build import build_executor
 
 _log = logging.getLogger("prefixfleet.core")
 _LINGER_MS = 2000
@@ -56,19 +71,20 @@ class CoreProcess:
     def __init__(self, spec: CoreSpec, core: EngineCore, boot_ns: int) -> None:
         self._core = core
         self._boot_ns = boot_ns
+        self._dp_rank = spec.dp_rank
         self._heartbeat_s = spec.heartbeat_s
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToCore)
         self._context = zmq.Context()
         self._input = self._context.socket(zmq.PULL)
         self._input.setsockopt(zmq.RCVHWM, 0)
-        self._input.connect(spec.input_endpoint)
+        self._input.bind(spec.input_endpoint)
         self._output = self._context.socket(zmq.PUSH)
         self._output.setsockopt(zmq.SNDHWM, 0)
         self._output.setsockopt(zmq.LINGER, _LINGER_MS)
         self._output.connect(spec.output_endpoint)
         self._publisher = _make_publisher(spec, boot_ns)
-        self._last_sent_at = 0.0
+        self._stats_sent_at = 0.0
         self._stopping = False
 
     def run(self) -> None:
@@ -80,7 +96,7 @@ class CoreProcess:
             if self._core.has_work:
                 outputs = self._core.step()
                 self._publish_events()
-            idle_s = time.monotonic() - self._last_sent_at
+            idle_s = time.monotonic() - self._stats_sent_at
             if outputs or idle_s >= self._heartbeat_s:
                 self._send(CoreOutputs(outputs=outputs, stats=self._core.stats()))
 
@@ -109,6 +125,7 @@ class CoreProcess:
             replay_endpoint=publisher.replay_endpoint if publisher else None,
             execution_digest=core.executor.info.execution_digest,
             vocab_size=core.vocab_size,
+            cache_layout=core.kv_cache.layout,
         )
 
     def _read_input(self) -> None:
@@ -128,10 +145,13 @@ class CoreProcess:
             case AddRequests(requests=requests):
                 for request in requests:
                     self._add(request)
+            case ExtendPrompt():
+                self._extend(message)
             case AbortRequests(request_ids=ids):
                 self._core.abort(ids)
-            case UtilityCall():
-                self._answer(message)
+            case UtilityCall(call_id=call_id, utility=utility):
+                value = self._encoder.encode(self._answer(utility))
+                self._send(UtilityResult(call_id=call_id, value=msgspec.Raw(value)))
             case Shutdown():
                 self._stopping = True
 
@@ -139,39 +159,63 @@ class CoreProcess:
         try:
             self._core.add(request)
         except RequestError as error:
-            refused = EngineOutput(
-                request_id=request.request_id,
-                finish_reason="error",
-                error=error.message,
-                error_kind=error.kind,
-            )
-            self._send(CoreOutputs(outputs=[refused], stats=self._core.stats()))
+            self._refuse(request.request_id, error)
 
-    def _answer(self, call: UtilityCall) -> None:
-        match call.method:
-            case "snapshot":
+    def _extend(self, part: ExtendPrompt) -> None:
+        """Append to a prompt; a part that is refused ends the request."""
+        try:
+            self._core.extend_prompt(part.request_id, part.token_ids, is_last=part.is_last)
+        except RequestError as error:
+            self._core.abort([part.request_id])
+            self._refuse(part.request_id, error)
+
+    def _refuse(self, request_id: str, error: RequestError) -> None:
+        self._send(CoreOutputs(outputs=[refusal(request_id, error)], stats=self._core.stats()))
+
+    def _answer(self, utility: Utility) -> PoolSnapshot | bool | int | dict[str, TenantStats]:
+        match utility:
+            case TakeSnapshot():
                 self._publish_events()
                 last_seq = self._publisher.last_seq if self._publisher else None
-                snapshot = PoolSnapshot(
+                return PoolSnapshot(
                     boot_ns=self._boot_ns,
                     seq=-1 if last_seq is None else last_seq,
+                    dp_rank=self._dp_rank,
                     entries=self._core.snapshot_entries(),
                 )
-                self._send(UtilityResult(call_id=call.call_id, snapshot=snapshot))
-            case "reset_prefix_cache":
-                ok = self._core.reset_prefix_cache(preempt_running=call.preempt_running)
+            case ResetPrefixCache(preempt_running=preempt_running):
+                done = self._core.reset_prefix_cache(preempt_running=preempt_running)
                 self._publish_events()
-                self._send(UtilityResult(call_id=call.call_id, ok=ok))
+                return done
+            case Pause(mode=mode):
+                self._core.pause(mode)
+                self._send_stats()  # before the answer, which tells that they are current
+                return True
+            case Resume():
+                self._core.resume()
+                self._send_stats()
+                return True
+            case Resize(num_blocks=num_blocks):
+                ended = self._core.resize(num_blocks)
+                self._publish_events()
+                self._send_stats(ended)
+                return self._core.kv_cache.pool.num_blocks
+            case AskTenantStats():
+                return self._core.tenant_stats()
+
+    def _send_stats(self, outputs: list[EngineOutput] | None = None) -> None:
+        self._send(CoreOutputs(outputs=outputs or [], stats=self._core.stats()))
 
     def _publish_events(self) -> None:
         """Publish what changed, at once: an idle engine must not sit on its news."""
         events = self._core.take_events()
         if events and self._publisher is not None:
-            self._publisher.publish(EventBatch(time.time(), events, 0))
+            self._publisher.publish(EventBatch(time.time(), events, self._dp_rank))
 
     def _send(self, message: FromCore) -> None:
         self._output.send(self._encoder.encode(message))
-        self._last_sent_at = time.monotonic()
+        if isinstance(message, CoreOutputs):
+            self._stats_sent_at = time.monotonic()
 
 
 def _make_publisher(spec: CoreSpec, boot_ns: int) -> EventPublisher | None:
@@ -184,32 +228,20 @@ def _make_publisher(spec: CoreSpec, boot_ns: int) -> EventPublisher | None:
     )
 
 
-def build_executor(spec: CoreSpec) -> Executor:
-    """Build the executor that the spec asks for; the only place that leads to torch."""
-    if spec.scripted is not None:
-        scripted = spec.scripted
-        return ScriptedExecutor(
-            num_blocks=scripted.num_blocks,
-            block_size=spec.engine.block_size,
-            vocab_size=scripted.vocab_size,
-            max_model_len=scripted.max_model_len,
-            first_token=scripted.first_token,
-            cost=scripted.cost,
-            sleep=time.sleep,
-        )
-    # Read when torch is loaded. Threads that wait for each other spin for a moment, then sleep:
-    # spinning for long starves a shared machine, never spinning halves the speed of a decode step.
-    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
-    from worker.executors.uniproc import UniprocExecutor
+@contextlib.contextmanager
+def _recorded(executor: Executor, step_log: str | None) -> Iterator[Executor]:
+    """Record what the executor does inside the block, if there is a file for it."""
+    if step_log is None:
+        yield executor
+        return
+    Path(step_log).parent.mkdir(parents=True, exist_ok=True)
+    with open(step_log, "wb", opener=partial(os.open, mode=0o600)) as stream:
+        yield RecordingExecutor(executor, stream)
 
-    assert spec.model_folder is not None, "neither a model folder nor a scripted model"
-    return UniprocExecutor(
-        spec.model_folder,
-        dtype=spec.dtype,
-        engine_config=spec.engine,
-        num_threads=spec.num_threads,
-        kv_cache_memory_bytes=spec.kv_cache_memory_bytes,
-    )
+
+def _core_name(spec: CoreSpec) -> str:
+    """Return what log lines call this core: ranks are told apart from the second on."""
+    return f"{spec.replica_id}-core{spec.dp_rank or ''}"
 
 
 def settle_garbage_collector() -> None:
@@ -228,15 +260,22 @@ def main() -> int:
     # The front decides when the core ends; a terminal's Ctrl-C reaches the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     spec = msgspec.json.decode(sys.stdin.buffer.read(), type=CoreSpec)
-    setup_logging(f"{spec.replica_id}-core")
+    setup_logging(_core_name(spec))
     boot_ns = time.time_ns()
-    try:
-        core = EngineCore(spec.engine, build_executor(spec), SystemClock())
-    except PrefixFleetError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return 3
-    settle_garbage_collector()
-    process = CoreProcess(spec, core, boot_ns)
+    with contextlib.ExitStack() as stack:
+        try:
+            executor = stack.enter_context(_recorded(build_executor(spec), spec.step_log))
+            core = EngineCore(spec.engine, executor, SystemClock())
+            process = CoreProcess(spec, core, boot_ns)
+        except (PrefixFleetError, OSError) as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            return 3
+        settle_garbage_collector()
+        return _serve(process)
+
+
+def _serve(process: CoreProcess) -> int:
+    """Run the loop to its end; return the exit code."""
     try:
         process.run()
     except Exception as error:  # noqa: BLE001 - the process ends here, and the front is told

@@ -7,13 +7,11 @@ The core's death is noticed at once (its process is awaited) and ends every requ
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import signal
-import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import zmq
@@ -23,6 +21,7 @@ from engine.frontend.errors import RequestError
 from engine.messages import (
     AbortRequests,
     AddRequests,
+    AskTenantStats,
     CoreDead,
     CoreOutputs,
     CoreReady,
@@ -30,36 +29,48 @@ from engine.messages import (
     EngineOutput,
     EngineRequest,
     EngineStats,
+    ExtendPrompt,
     FromCore,
+    Pause,
+    PauseMode,
     PoolSnapshot,
+    ResetPrefixCache,
+    Resize,
+    Resume,
     Shutdown,
+    TakeSnapshot,
+    TenantStats,
     ToCore,
+    Utility,
     UtilityCall,
-    UtilityMethod,
     UtilityResult,
 )
-from kvindex.foundation.die_with_parent import wrap
 from kvindex.foundation.errors import DependencyError
+from worker.core.client import EngineClient
+from worker.core.core_link import CoreSockets, core_argv
 from worker.core.output_router import OutputRouter
 from worker.core.spec import CoreSpec
 
 _log = logging.getLogger("prefixfleet.core_client")
-_CLOSE_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S = 5.0
+AnswerT = TypeVar("AnswerT")
 
 
 class ProcessClient:
     """EngineClient over an engine-core process; made by `await ProcessClient.start(...)`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, sockets: _Sockets) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, sockets: CoreSockets[zmq.asyncio.Socket]
+    ) -> None:
         self._process = process
         self._sockets = sockets
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromCore] = msgspec.msgpack.Decoder(FromCore)
         self._router = OutputRouter()
-        self._calls: dict[int, asyncio.Future[UtilityResult]] = {}
+        self._calls: dict[int, asyncio.Future[msgspec.Raw]] = {}
         self._num_calls = 0
         self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
-        self._closing = False
+        self._closing: asyncio.Task[None] | None = None
         self._tasks = [
             asyncio.create_task(self._read(), name="core-output"),
             asyncio.create_task(self._watch(), name="core-exit"),
@@ -75,29 +86,23 @@ class ProcessClient:
     ) -> ProcessClient:
         """Start the core and wait until it can serve.
 
-        The endpoints of `spec` are replaced by sockets in `socket_dir`, a folder of this replica
+        The endpoints of `spec` are replaced by sockets in `socket_dir`, a folder of this core
         alone. Raises DependencyError when the core ends or stays silent instead; nothing of it is
         left then.
         """
-        sockets = _Sockets(socket_dir)
-        spec = msgspec.structs.replace(
-            spec, input_endpoint=sockets.input_endpoint, output_endpoint=sockets.output_endpoint
-        )
-        argv = [sys.executable, "-P", "-m", "worker.core.process"]
-        process = await asyncio.create_subprocess_exec(
-            *wrap(argv, signal.SIGKILL), stdin=asyncio.subprocess.PIPE
-        )
+        sockets = CoreSockets(socket_dir, zmq.asyncio.Context())
+        process = await asyncio.create_subprocess_exec(*core_argv(), stdin=asyncio.subprocess.PIPE)
         assert process.stdin is not None
         client = cls(process, sockets)
         try:
-            process.stdin.write(msgspec.json.encode(spec))
+            process.stdin.write(sockets.told_to(spec))
             process.stdin.close()
             async with asyncio.timeout(start_timeout_s):
                 client.info = await asyncio.shield(client._ready)
         except TimeoutError:
             await client.close()
             raise DependencyError(
-                f"the engine core of {spec.replica_id} was not ready in {start_timeout_s:.0f} s"
+                f"the engine core of {spec.replica_id} was not ready in {start_timeout_s:g} s"
             ) from None
         except BaseException:
             await client.close()
@@ -109,7 +114,18 @@ class ProcessClient:
         """Process id of the core."""
         return self._process.pid
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
+    @property
+    def ranks(self) -> Sequence[EngineClient]:
+        """This core alone."""
+        return (self,)
+
+    def choose_rank(self) -> int:
+        """Return the only rank."""
+        return 0
+
+    async def generate(
+        self, request: EngineRequest, *, dp_rank: int | None = None
+    ) -> AsyncIterator[EngineOutput]:
         """Run a request; see EngineClient."""
         self._router.open(request.request_id)
         sent = False
@@ -123,27 +139,49 @@ class ProcessClient:
             if sent and not finished and self.dead_reason is None:
                 await self._send(AbortRequests(request_ids=[request.request_id]))
 
-    async def snapshot(self) -> PoolSnapshot:
+    async def extend_prompt(
+        self, request_id: str, token_ids: Sequence[int], *, is_last: bool
+    ) -> None:
+        """Append to an open prompt; see EngineClient."""
+        await self._send(ExtendPrompt(request_id, list(token_ids), is_last))
+
+    async def snapshots(self) -> list[PoolSnapshot]:
         """Return every cached block as of a step border."""
-        result = await self._call(method="snapshot")
-        assert result.snapshot is not None
-        return result.snapshot
+        return [await self._call(TakeSnapshot(), PoolSnapshot)]
 
     async def reset_prefix_cache(self, *, preempt_running: bool) -> bool:
         """Forget all cached blocks; see EngineClient."""
-        result = await self._call(method="reset_prefix_cache", preempt_running=preempt_running)
-        return bool(result.ok)
+        return await self._call(ResetPrefixCache(preempt_running), bool)
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop admitting, or computing; see EngineClient."""
+        await self._call(Pause(mode), bool)
+
+    async def resume(self) -> None:
+        """Go on after a pause."""
+        await self._call(Resume(), bool)
+
+    async def resize(self, num_blocks: int) -> int:
+        """Make the KV cache larger or smaller; see EngineClient."""
+        return await self._call(Resize(num_blocks), int)
+
+    async def tenant_stats(self) -> dict[str, TenantStats]:
+        """Return each tenant's share; see EngineClient."""
+        return await self._call(AskTenantStats(), dict[str, TenantStats])
 
     async def close(self) -> None:
         """End the core: politely, then by force; leaves no process and no socket."""
-        if self._closing:
-            return
-        self._closing = True
-        if self._process.returncode is None and self.dead_reason is None:
-            with contextlib.suppress(zmq.ZMQError):
-                await self._send(Shutdown())
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(), name="core-close")
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        # A core that still loads reads no messages.
+        is_listening = self._ready.done() and self.dead_reason is None
+        if self._process.returncode is None and is_listening:
+            await self._send(Shutdown())
             try:
-                async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     await self._process.wait()
             except TimeoutError:
                 _log.warning("engine core pid=%d did not end in time, killed", self.pid)
@@ -156,17 +194,17 @@ class ProcessClient:
         self._die("the engine was closed")
         self._sockets.close()
 
-    async def _call(self, *, method: UtilityMethod, preempt_running: bool = False) -> UtilityResult:
+    async def _call(self, utility: Utility, answer: type[AnswerT]) -> AnswerT:
+        """Ask the core for something; RequestError when it dies before it answers."""
         if self.dead_reason is not None:
             raise RequestError("engine_dead", self.dead_reason)
         self._num_calls += 1
         call_id = self._num_calls
-        future: asyncio.Future[UtilityResult] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = future
-        call = UtilityCall(call_id=call_id, method=method, preempt_running=preempt_running)
         try:
-            await self._send(call)
-            return await future
+            await self._send(UtilityCall(call_id=call_id, utility=utility))
+            return msgspec.msgpack.decode(await future, type=answer)
         finally:
             del self._calls[call_id]
 
@@ -176,25 +214,34 @@ class ProcessClient:
     async def _read(self) -> None:
         """Take in what the core sends, until this client is closed."""
         while True:
-            message = self._decoder.decode(await self._sockets.output.recv())
+            payload = await self._sockets.output.recv()
+            try:
+                message = self._decoder.decode(payload)
+            except msgspec.DecodeError as error:
+                # Not from a core of ours: those encode what this decodes.
+                _log.error("dropped a message that does not decode error=%s", error)
+                continue
             self.last_heard_at = time.monotonic()
-            match message:
-                case CoreOutputs(outputs=outputs, stats=stats):
-                    self.stats = stats
-                    self._router.deliver(outputs)
-                case UtilityResult(call_id=call_id):
-                    future = self._calls.get(call_id)
-                    if future is not None and not future.done():
-                        future.set_result(message)
-                case CoreReady(info=info):
-                    if not self._ready.done():
-                        self._ready.set_result(info)
-                case CoreDead(error=error):
-                    self._die(f"the engine core failed: {error}")
+            self._take(message)
+
+    def _take(self, message: FromCore) -> None:
+        match message:
+            case CoreOutputs(outputs=outputs, stats=stats):
+                self.stats = stats
+                self._router.deliver(outputs)
+            case UtilityResult(call_id=call_id, value=value):
+                future = self._calls.get(call_id)
+                if future is not None and not future.done():
+                    future.set_result(value)
+            case CoreReady(info=info):
+                if not self._ready.done():
+                    self._ready.set_result(info)
+            case CoreDead(error=error):
+                self._die(f"the engine core failed: {error}")
 
     async def _watch(self) -> None:
         code = await self._process.wait()
-        if not self._closing:
+        if self._closing is None:
             # A last message may still be on its way; it names the reason better than a number.
             await asyncio.sleep(0.1)
             self._die(f"the engine core ended with exit code {code}")
@@ -203,7 +250,7 @@ class ProcessClient:
         if self.dead_reason is not None:
             return
         self.dead_reason = reason
-        if not self._closing:
+        if self._closing is None:
             _log.error("engine core is gone reason=%r", reason)
         self._router.fail(reason)
         for future in self._calls.values():
@@ -212,29 +259,3 @@ class ProcessClient:
         if not self._ready.done():
             self._ready.set_exception(DependencyError(reason))
             self._ready.exception()  # seen: `start` may have given up already
-
-
-class _Sockets:
-    """The two sockets of a front; their files live in a folder of this replica alone."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._files = [folder / "core-in.sock", folder / "core-out.sock"]
-        self.input_endpoint, self.output_endpoint = (f"ipc://{file}" for file in self._files)
-        self._context = zmq.asyncio.Context()
-        self.input = self._context.socket(zmq.PUSH)
-        self.input.setsockopt(zmq.SNDHWM, 0)
-        self.output = self._context.socket(zmq.PULL)
-        self.output.setsockopt(zmq.RCVHWM, 0)
-        for file in self._files:
-            file.unlink(missing_ok=True)
-        self.input.bind(self.input_endpoint)
-        self.output.bind(self.output_endpoint)
-
-    def close(self) -> None:
-        """Close the sockets and remove their files."""
-        self.input.close(linger=0)
-        self.output.close(linger=0)
-        self._context.term()
-        for file in self._files:
-            file.unlink(missing_ok=True)

@@ -24,10 +24,14 @@ class CoreSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `input_endpoint` and `output_endpoint` are bound and filled in by the front; KV events go out on
     `events_endpoint` (`:*` takes a free port), in loopback's reach by default. `scripted` replaces
     the model when set; otherwise `model_folder` is loaded. `num_threads` 0 uses every core.
+    `dp_rank` says which of a replica's cores this one is. `num_blocks` overrides what memory
+    allows. `runner_process`: the model has a process of its own, whose death costs what is cached
+    but no request. `step_log` is a file for a recording of every step, prompts included.
     """
 
     replica_id: str
     engine: EngineConfig
+    dp_rank: int = 0
     input_endpoint: str = ""
     output_endpoint: str = ""
     scripted: ScriptedModel | None = None
@@ -35,6 +39,9 @@ class CoreSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dtype: str = "auto"
     num_threads: int = 0
     kv_cache_memory_bytes: int | None = None
+    num_blocks: int | None = None
+    runner_process: bool = False
+    step_log: str | None = None
     publish_events: bool = True
     events_endpoint: str = "tcp://127.0.0.1:*"
     replay_endpoint: str = "tcp://127.0.0.1:*"

@@ -26,7 +26,12 @@ from worker.model.config import ModelConfig, read_model_config
 from worker.model.dtypes import dtype_name, resolve_dtype
 from worker.model.llama import load_llama
 from worker.model.weights import weights_digest
-from worker.runner.memory import KVCachePlan, default_kv_bytes, plan_kv_cache
+from worker.runner.memory import (
+    KVCachePlan,
+    check_host_tier,
+    default_kv_bytes,
+    plan_kv_cache,
+)
 from worker.runner.model_runner import ModelRunner
 
 logger = logging.getLogger("prefixfleet.worker.executor")
@@ -72,6 +77,7 @@ class UniprocExecutor:
             block_size=engine_config.block_size,
             max_num_seqs=engine_config.max_num_seqs,
             max_model_len=plan.max_model_len,
+            num_host_blocks=engine_config.num_host_blocks,
         )
         self.info = ExecutorInfo(
             num_blocks=plan.num_blocks,
@@ -136,12 +142,19 @@ def _plan(
 ) -> KVCachePlan:
     """Size the KV cache, which has the precision of the weights."""
     bytes_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+    bytes_per_block = bytes_per_token * engine_config.block_size
     kv_bytes = kv_cache_memory_bytes
     if kv_bytes is None:
         kv_bytes = default_kv_bytes(available_memory_bytes())
+    if engine_config.num_host_blocks:
+        check_host_tier(
+            num_host_blocks=engine_config.num_host_blocks,
+            bytes_per_block=bytes_per_block,
+            available_bytes=available_memory_bytes(),
+        )
     return plan_kv_cache(
         kv_bytes=kv_bytes,
-        bytes_per_block=bytes_per_token * engine_config.block_size,
+        bytes_per_block=bytes_per_block,
         block_size=engine_config.block_size,
         num_blocks=num_blocks,
         model_limit=config.max_position,

@@ -29,6 +29,17 @@ def default_kv_bytes(available_bytes: int) -> int:
     return min(MAX_DEFAULT_KV_BYTES, int(available_bytes * DEFAULT_KV_SHARE))
 
 
+def check_host_tier(*, num_host_blocks: int, bytes_per_block: int, available_bytes: int) -> None:
+    """Raise ConfigError when a host tier of so many blocks does not fit the machine."""
+    wanted = num_host_blocks * bytes_per_block
+    if wanted > available_bytes:
+        raise ConfigError(
+            f"engine.num_host_blocks {num_host_blocks} takes {wanted} bytes of host memory, and "
+            f"{available_bytes} are available; set it to {available_bytes // bytes_per_block} or "
+            "less"
+        )
+
+
 def plan_kv_cache(
     *,
     kv_bytes: int,

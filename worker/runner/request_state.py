@@ -6,12 +6,13 @@ the scheduler's outputs and decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.output import NewRequestData
+from engine.runner_state import RequestState
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -52,6 +53,11 @@ class RequestTable:
         if slot is not None:
             self._free.append(slot)
 
+    def clear(self) -> None:
+        """Forget every request."""
+        self._free.extend(self._slot_of.values())
+        self._slot_of.clear()
+
     def add(self, request: NewRequestData) -> int:
         """Take in a new (or preempted and resumed) request; return its slot."""
         assert request.request_id not in self._slot_of, f"{request.request_id} runs already"
@@ -69,6 +75,21 @@ class RequestTable:
     def extend(self, request_id: str, block_ids: Sequence[Sequence[int]]) -> None:
         """Append blocks, one list per cache group, to the table of a running request."""
         self._extend(self._slot_of[request_id], block_ids)
+
+    def states(self) -> Iterator[RequestState]:
+        """Yield what is known of every request, for a full-state digest; O(all tokens)."""
+        for request_id, slot in self._slot_of.items():
+            tokens = self.token_ids[slot, : self.num_tokens[slot]].tolist()
+            block_ids = self.block_ids[slot, : self.num_blocks[slot]].tolist()
+            yield request_id, tokens, [block_ids], int(self.num_computed[slot])
+
+    def extend_prompt(self, request_id: str, token_ids: Sequence[int]) -> None:
+        """Append to the prompt of a running request that has no output yet."""
+        slot = self._slot_of[request_id]
+        start, count = self.num_tokens[slot], len(token_ids)
+        self.token_ids[slot, start : start + count] = token_ids
+        self.num_tokens[slot] += count
+        self.num_prompt_tokens[slot] += count
 
     def append(self, slot: int, token_id: int) -> None:
         """Append a sampled token."""

@@ -33,7 +33,7 @@ class Answer(Protocol):
         ...
 
     def chunk(self, news: ChoiceDelta) -> msgspec.Struct:
-        """Return the chunk for a delta."""
+        """Return the chunk for a delta, without its progress."""
         ...
 
     def usage_chunk(self) -> msgspec.Struct:
@@ -46,7 +46,8 @@ class Answer(Protocol):
 
 
 def answer_for(generation: Generation, *, created: int) -> Answer:
-    """Pick the shape that the request's endpoint answers in."""
+    """Pick the shape that the request's endpoint answers in; a resumed one keeps its instant."""
+    created = generation.created or created
     if isinstance(generation.request, ChatCompletionRequest):
         return ChatAnswer(generation, created=created)
     return CompletionAnswer(generation, created=created)

@@ -33,26 +33,32 @@ class ChoiceDelta(msgspec.Struct, frozen=True):
 
 
 class ChoiceRunner:
-    """The live requests behind one generation.
+    """The live requests behind one generation; choices that ended elsewhere are not run.
 
     At most a few deltas per choice wait to be taken; beyond that a slow reader leaves tokens in
-    the engine client, where they are merged.
+    the engine client, where they are merged. All choices run on core `dp_rank`; without one, those
+    of a prompt run on the same, so that it is computed once.
     """
 
-    def __init__(self, client: EngineClient, choices: Sequence[Choice]) -> None:
+    def __init__(
+        self, client: EngineClient, choices: Sequence[Choice], *, dp_rank: int | None = None
+    ) -> None:
         self._client = client
-        self._choices = choices
+        self._choices = [choice for choice in choices if not choice.fold.finished]
+        self._dp_rank = dp_rank
         self._queue: asyncio.Queue[ChoiceDelta | Exception] = asyncio.Queue(
-            _DELTAS_PER_CHOICE * len(choices)
+            _DELTAS_PER_CHOICE * len(self._choices)
         )
         self._tasks: list[asyncio.Task[None]] = []
-        self._num_unfinished = len(choices)
+        self._num_unfinished = len(self._choices)
 
     async def __aenter__(self) -> ChoiceRunner:
-        self._tasks = [
-            asyncio.create_task(self._run(choice), name=choice.request.request_id)
-            for choice in self._choices
-        ]
+        rank = self._dp_rank
+        for choice in self._choices:
+            if self._dp_rank is None and choice.request.choice == 0:
+                rank = self._client.choose_rank()
+            running = self._run(choice, rank)
+            self._tasks.append(asyncio.create_task(running, name=choice.request.request_id))
         return self
 
     async def __aexit__(
@@ -90,12 +96,13 @@ class ChoiceRunner:
             self._num_unfinished -= 1
         return item
 
-    async def _run(self, choice: Choice) -> None:
+    async def _run(self, choice: Choice, dp_rank: int | None) -> None:
         """Feed one choice; the error that ends it, if any, is raised where deltas are taken."""
         try:
             # The protocol promises an iterator whose closing aborts; all of ours are generators.
             source = cast(
-                "AsyncGenerator[EngineOutput, None]", self._client.generate(choice.request)
+                "AsyncGenerator[EngineOutput, None]",
+                self._client.generate(choice.request, dp_rank=dp_rank),
             )
             async with aclosing(source) as outputs:
                 async for output in outputs:

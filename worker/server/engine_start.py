@@ -1,4 +1,4 @@
-"""Starts the engine-core process of a replica from its spec.
+"""Starts the engine core of a replica, or its cores, from its spec.
 
 It translates what the replica was told into what the core is told, and knows neither HTTP nor
 the index.
@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.frontend.encoder import Encoder
+from worker.core.client import EngineClient
+from worker.core.data_parallel import DataParallelClient
 from worker.core.process_client import ProcessClient
 from worker.core.spec import CoreSpec, ScriptedModel
 from worker.server.spec import ReplicaSpec
@@ -16,26 +18,43 @@ from worker.server.spec import ReplicaSpec
 _SCRIPTED_MODEL_LEN = 8192
 
 
-async def start_engine(spec: ReplicaSpec, encoder: Encoder, socket_dir: Path) -> ProcessClient:
-    """Start the core and wait until it can serve; raises DependencyError when it cannot."""
-    return await ProcessClient.start(core_spec(spec, encoder), socket_dir=socket_dir)
+async def start_engine(spec: ReplicaSpec, encoder: Encoder, socket_dir: Path) -> EngineClient:
+    """Start every core and wait until they can serve; raises DependencyError when one cannot."""
+    size = spec.data_parallel_size
+    if size == 1:
+        return await ProcessClient.start(core_spec(spec, encoder), socket_dir=socket_dir)
+
+    async def start_core(rank: int) -> EngineClient:
+        return await ProcessClient.start(
+            core_spec(spec, encoder, dp_rank=rank), socket_dir=socket_dir / f"rank{rank}"
+        )
+
+    return await DataParallelClient.start(
+        size, start_core, max_step_tokens=spec.engine.max_num_batched_tokens
+    )
 
 
-def core_spec(spec: ReplicaSpec, encoder: Encoder) -> CoreSpec:
-    """Build the core's spec; events are published only when there is an index to tell."""
+def core_spec(spec: ReplicaSpec, encoder: Encoder, *, dp_rank: int = 0) -> CoreSpec:
+    """Build a core's spec; events are published only when there is an index to tell."""
     scripted = None
     if spec.executor == "scripted":
         scripted = spec.scripted or ScriptedModel(
             vocab_size=encoder.vocab_size,
             max_model_len=encoder.max_model_len or _SCRIPTED_MODEL_LEN,
         )
+    step_log = None
+    if spec.step_log_dir is not None:
+        step_log = str(Path(spec.step_log_dir) / f"{spec.replica_id}-{dp_rank}.steps")
     return CoreSpec(
         replica_id=spec.replica_id,
         engine=spec.engine,
+        dp_rank=dp_rank,
         scripted=scripted,
         model_folder=spec.model_folder,
         dtype=spec.dtype,
         num_threads=spec.num_threads,
         kv_cache_memory_bytes=spec.kv_cache_memory_bytes,
         publish_events=spec.in_fleet,
+        runner_process=spec.runner_process,
+        step_log=step_log,
     )

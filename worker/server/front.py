@@ -25,8 +25,8 @@ class ReplicaFront:
     """The state of one replica's front, from its first breath to its last.
 
     starting -> ready -> draining, and dead from anywhere. `created_at` is the Unix time of the
-    start. `port` is the bound one. `num_active` counts generations in flight. `ingester` keeps
-    the fleet's index; None on its own.
+    start. `port` is the bound one. `num_active` counts generations in flight. `ingesters` keep
+    the fleet's index, one per data-parallel rank; none on its own.
     """
 
     def __init__(self, spec: ReplicaSpec, bundle: TokenizerBundle, clock: Clock) -> None:
@@ -40,7 +40,7 @@ class ReplicaFront:
         self.reason = "the engine is loading"
         self.num_active = 0
         self.port = spec.port
-        self.ingester: Ingester | None = None
+        self.ingesters: dict[int, Ingester] = {}
         self._client: EngineClient | None = None
         self._prompts: PromptEncoder | None = None
 
@@ -67,8 +67,11 @@ class ReplicaFront:
 
     @property
     def index_mode(self) -> TrustMode:
-        """How far the fleet's index can be trusted about this replica."""
-        return "FALLBACK" if self.ingester is None else self.ingester.mode
+        """How far the fleet's index can be trusted about this replica: as about its worst rank."""
+        modes = {ingester.mode for ingester in self.ingesters.values()}
+        if not modes or "FALLBACK" in modes:
+            return "FALLBACK"
+        return "DEGRADED" if "DEGRADED" in modes else "EXACT"
 
     @property
     def has_engine(self) -> bool:
@@ -111,6 +114,16 @@ class ReplicaFront:
             silent_s = self.clock.monotonic() - client.last_heard_at
             return f"the engine has not been heard for {silent_s:.0f} s"
         return None
+
+    def degradation(self) -> str | None:
+        """Say which of several engine cores is gone or silent, None while all are well."""
+        ranks = self._client.ranks if self._client is not None else ()
+        bad = [
+            f"rank {rank}: {core.dead_reason or 'silent'}"
+            for rank, core in enumerate(ranks)
+            if not self.is_heard(core, within_s=self.spec.lease_s)
+        ]
+        return "; ".join(bad) or None
 
     def is_heard(self, client: EngineClient, *, within_s: float) -> bool:
         """Tell whether an engine lives and has shown it within the last seconds."""

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 
+import msgspec
 from aiohttp import web
 
 from engine.frontend.errors import RequestError
@@ -20,8 +21,9 @@ from engine.frontend.sse import DONE, KEEP_ALIVE, encode_error, encode_event
 from worker.server.answers import Answer, answer_for
 from worker.server.choices import ChoiceDelta, ChoiceRunner
 from worker.server.front import ReplicaFront
-from worker.server.generation import GenerateRequest, Generation, Preparer
+from worker.server.generation import Choice, GenerateRequest, Generation, Preparer
 from worker.server.http import REQUEST_ID, json_response, read_json_body
+from worker.server.progress import ProgressLog
 
 _log = logging.getLogger("prefixfleet.replica.generate")
 
@@ -64,7 +66,7 @@ async def _generate(
         body = await read_json_body(request)
         generation = await front.pool.run(prepare)
         request[REQUEST_ID] = generation.request_id
-        async with ChoiceRunner(client, generation.choices) as runner:
+        async with ChoiceRunner(client, generation.choices, dp_rank=generation.dp_rank) as runner:
             exchange = _Exchange(front, generation, runner, started)
             return await exchange.answer(request)
     finally:
@@ -86,9 +88,11 @@ class _Exchange:
         self._runner = runner
         self._started = started
         self._answer: Answer = answer_for(generation, created=int(front.clock.now()))
-        self._has_token = False
-        self._opened: set[int] = set()
-        self._counted: set[int] = set()
+        self._progress = ProgressLog(generation.choices)
+        resumed = {c.index for c in generation.choices if c.resumed is not None}
+        self._has_token = bool(resumed)
+        self._opened = resumed
+        self._counted = {c.index for c in generation.choices if c.fold.finished}
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answer whole or as a stream; every choice is counted as finished exactly once."""
@@ -113,11 +117,13 @@ class _Exchange:
         return json_response(self._answer.whole())
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        news = await self._next(self._front.spec.keep_alive_s)
+        news, death = await self._first_news()
         response = web.StreamResponse(headers=_SSE_HEADERS)
         await response.prepare(request)
         try:
             try:
+                if death is not None:
+                    raise death
                 await self._relay(response, news)
             except RequestError as error:
                 self._count_unfinished("error")
@@ -129,6 +135,21 @@ class _Exchange:
             if request.transport is not None:
                 request.transport.abort()
         return response
+
+    async def _first_news(self) -> tuple[ChoiceDelta | None, RequestError | None]:
+        """Wait for the first token, or for the first keep-alive.
+
+        A gateway is told of an engine that dies meanwhile by an error event, not by a status: so
+        it can tell those whose request ran there from those who came too late.
+        """
+        if self._runner.finished:
+            return None, None  # A resumed generation that lacks nothing but its end markers.
+        try:
+            return await self._next(self._front.spec.keep_alive_s), None
+        except RequestError as error:
+            if self._generation.reports_progress and error.kind == "engine_dead":
+                return None, error
+            raise
 
     async def _relay(self, response: web.StreamResponse, news: ChoiceDelta | None) -> None:
         """Write every delta, keep-alives in silence, then the end markers."""
@@ -156,15 +177,22 @@ class _Exchange:
     def _events(self, news: ChoiceDelta) -> bytes:
         """Encode a delta; one that shows nothing yet (half a character) has no event."""
         events = b""
-        if news.choice.index not in self._opened:
-            self._opened.add(news.choice.index)
-            opening = self._answer.opening(news.choice)
-            events += encode_event(opening) if opening is not None else b""
-        delta = news.delta
+        choice, delta = news.choice, news.delta
+        if choice.index not in self._opened:
+            self._opened.add(choice.index)
+            opening = self._answer.opening(choice)
+            events += self._event(opening, choice) if opening is not None else b""
+        self._progress.take(news)
         shows_ids = self._generation.request.return_token_ids and delta.token_ids
         if delta.text or delta.finish_reason is not None or shows_ids:
-            events += encode_event(self._answer.chunk(news))
+            events += self._event(self._answer.chunk(news), choice)
         return events
+
+    def _event(self, chunk: msgspec.Struct, choice: Choice) -> bytes:
+        if self._generation.reports_progress:
+            progress = self._progress.report(choice)
+            chunk = msgspec.structs.replace(chunk, prefixfleet=progress)
+        return encode_event(chunk)
 
     async def _write(self, response: web.StreamResponse, data: bytes) -> None:
         """Write, waiting for a slow reader; one that reads nothing for too long is given up."""

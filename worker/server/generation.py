@@ -11,7 +11,10 @@ import secrets
 import uuid
 from dataclasses import dataclass, field
 
+import msgspec
+
 from engine.frontend.errors import RequestError
+from engine.frontend.extension import ResumedChoice
 from engine.frontend.openai import ChatCompletionRequest, CompletionRequest, Usage, usage_of
 from engine.frontend.output_fold import Delta, OutputFold
 from engine.frontend.params import check_token_ids, sampling_params
@@ -25,12 +28,21 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 @dataclass(slots=True)
 class Choice:
-    """One choice: what the engine is asked, and what has come of it."""
+    """One choice: what the engine is asked, and what has come of it.
+
+    `resumed` is what another replica has done of it; None when it begins here.
+    """
 
     index: int
     request: EngineRequest
     fold: OutputFold
     num_cached_tokens: int = 0
+    resumed: ResumedChoice | None = None
+
+    @property
+    def resumed_text_length(self) -> int:
+        """Characters of its text that the client has already."""
+        return 0 if self.resumed is None else self.resumed.text_length
 
     def push(self, output: EngineOutput) -> Delta:
         """Fold one engine output; RequestError when the engine gave up on the request."""
@@ -39,7 +51,7 @@ class Choice:
             raise RequestError(
                 output.error_kind or "internal", output.error or "the engine ended the request"
             )
-        if output.num_cached_tokens is not None:
+        if output.num_cached_tokens is not None and self.resumed is None:
             self.num_cached_tokens = output.num_cached_tokens
         return self.fold.push(
             output.token_ids, finish_reason=reason, stop_token_id=output.stop_token_id
@@ -54,6 +66,25 @@ class Generation:
     request_id: str
     prompts: list[list[int]]
     choices: list[Choice] = field(default_factory=list)
+
+    @property
+    def dp_rank(self) -> int | None:
+        """The engine core that the gateway named, None when it named none."""
+        extension = self.request.prefixfleet
+        return extension.dp_rank if extension is not None else None
+
+    @property
+    def reports_progress(self) -> bool:
+        """Whether chunks tell the gateway what a resume would need."""
+        extension = self.request.prefixfleet
+        return extension is not None and extension.return_token_ids
+
+    @property
+    def created(self) -> int | None:
+        """The instant that its answer has carried so far, None when it begins here."""
+        extension = self.request.prefixfleet
+        resume = extension.resume if extension is not None else None
+        return resume.created if resume is not None else None
 
     def usage(self) -> Usage:
         """Sum up; of each prompt, the first choice tells what was cached."""
@@ -115,11 +146,11 @@ class Preparer:
 
     def _add_choices(self, generation: Generation) -> None:
         request, extension = generation.request, generation.request.prefixfleet
-        encoder = self._prompts.encoder
         drawn = extension.seed if extension is not None else None
         seed = secrets.randbits(63) if drawn is None else drawn
         # Two clients may use one request id at a time: the engine sees another for each.
         unique = f"{generation.request_id}-{uuid.uuid4().hex[:8]}"
+        resumed = self._resumed_choices(generation)
         for prompt_token_ids in generation.prompts:
             params = sampling_params(
                 request,
@@ -134,15 +165,51 @@ class Preparer:
                     request_id=f"{unique}-{index}",
                     prompt_token_ids=prompt_token_ids,
                     sampling=params,
-                    eos_token_ids=encoder.eos_token_ids,
+                    eos_token_ids=self._prompts.encoder.eos_token_ids,
                     choice=i,
                     cache_salt=extension.cache_salt if extension else request.cache_salt,
                     priority=extension.priority if extension else request.priority,
                     tenant=extension.tenant if extension else None,
                     weight=extension.weight if extension else 1.0,
                 )
-                fold = OutputFold(encoder, prompt_token_ids, params)
-                generation.choices.append(Choice(index, engine_request, fold))
+                choice = self._choice(index, engine_request, resumed.get(index))
+                generation.choices.append(choice)
+
+    def _resumed_choices(self, generation: Generation) -> dict[int, ResumedChoice]:
+        extension = generation.request.prefixfleet
+        if extension is None or extension.resume is None:
+            return {}
+        resumed = {choice.index: choice for choice in extension.resume.choices}
+        num_choices = len(generation.prompts) * generation.request.n
+        for index, choice in resumed.items():
+            if not 0 <= index < num_choices:
+                raise _resume_error(index, f"this request has {num_choices} choices")
+            check_token_ids(
+                choice.token_ids,
+                vocab_size=self._info.vocab_size,
+                param=f"prefixfleet.resume.choices[{index}].token_ids",
+            )
+        return resumed
+
+    def _choice(self, index: int, request: EngineRequest, resumed: ResumedChoice | None) -> Choice:
+        """Make a choice; one that was begun elsewhere stands where its last chunk left it."""
+        fold = OutputFold(self._prompts.encoder, request.prompt_token_ids, request.sampling)
+        if resumed is None:
+            return Choice(index, request, fold)
+        if resumed.finished:
+            fold.close(resumed.token_ids)
+        else:
+            try:
+                fold.restore(resumed.token_ids, text_length=resumed.text_length)
+            except ValueError as error:
+                raise _resume_error(index, str(error)) from None
+            request = msgspec.structs.replace(request, resume_token_ids=resumed.token_ids)
+        return Choice(index, request, fold, resumed.num_cached_tokens, resumed)
+
+
+def _resume_error(index: int, problem: str) -> RequestError:
+    param = f"prefixfleet.resume.choices[{index}]"
+    return RequestError("invalid_request", f"{param}: {problem}", param=param)
 
 
 def choose_request_id(offered: str | None) -> str:

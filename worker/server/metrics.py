@@ -6,12 +6,20 @@ what only the front sees (latencies, finish reasons) is counted here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 
-from engine.messages import EngineStats
+from engine.messages import EngineStats, TenantStats
+from engine.residency import AGE_BUCKETS_S, AgeCounts, BlockAges
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LABELS = ("model_name", "engine")
@@ -66,72 +74,190 @@ class FrontMetrics:
         """Count the end of one choice; `reason` is one of FINISHED_REASONS."""
         self._finished[reason].inc()
 
-    def render(self, stats: EngineStats | None, *, mode: str, num_active: int) -> bytes:
-        """Return the scrape; engine figures are left out while there is no engine."""
+    def render(
+        self,
+        stats: Sequence[EngineStats],
+        tenants: Mapping[str, TenantStats],
+        *,
+        mode: str,
+        num_active: int,
+    ) -> bytes:
+        """Return the scrape; `stats` are those of every engine core by rank, empty without any.
+
+        `tenants` are summed over all cores; "" stands for requests without a tenant.
+        """
         registry = CollectorRegistry()
-        if stats is not None:
-            registry.register(_EngineCollector(self._model, stats))
+        registry.register(_TenantCollector(self._model, tenants))
+        registry.register(_EngineCollector(self._model, stats))
         registry.register(_FrontCollector(self._model, mode, num_active))
         return generate_latest(self._registry) + generate_latest(registry)
 
 
-class _EngineCollector:
-    """One moment's engine statistics as metric families."""
+class _Figure(NamedTuple):
+    """One engine metric and how it is read from statistics."""
 
-    def __init__(self, model: str, stats: EngineStats) -> None:
+    name: str
+    documentation: str
+    read: Callable[[EngineStats], float]
+
+
+def _kv_usage(stats: EngineStats) -> float:
+    return 1 - stats.num_free_blocks / stats.num_blocks if stats.num_blocks else 0.0
+
+
+_GAUGES = (
+    _Figure("vllm:num_requests_running", "Requests in the batch.", lambda s: s.num_running),
+    _Figure("vllm:num_requests_waiting", "Requests that wait.", lambda s: s.num_waiting),
+    _Figure(
+        "prefixfleet_engine_preempted_requests",
+        "Waiting requests that have run before.",
+        lambda s: s.num_preempted,
+    ),
+    _Figure("vllm:kv_cache_usage_perc", "Used share of the KV blocks, 0 to 1.", _kv_usage),
+    _Figure("prefixfleet_engine_kv_blocks", "KV blocks in all.", lambda s: s.num_blocks),
+    _Figure(
+        "prefixfleet_engine_cached_blocks", "Blocks a look-up finds.", lambda s: s.num_cached_blocks
+    ),
+    _Figure("prefixfleet_engine_host_blocks", "Host blocks in all.", lambda s: s.num_host_blocks),
+    _Figure(
+        "prefixfleet_engine_host_cached_blocks",
+        "Blocks a look-up finds in the host tier.",
+        lambda s: s.num_host_cached_blocks,
+    ),
+    _Figure(
+        "prefixfleet_engine_queued_prefill_tokens",
+        "Prompt tokens of admitted and waiting requests not computed yet.",
+        lambda s: s.queued_prefill_tokens,
+    ),
+    _Figure(
+        "prefixfleet_engine_prefill_tokens_per_second",
+        "Measured prefill rate.",
+        lambda s: s.prefill_tokens_per_s,
+    ),
+    _Figure(
+        "prefixfleet_engine_decode_tokens_per_second",
+        "Measured decode rate.",
+        lambda s: s.decode_tokens_per_s,
+    ),
+)
+_COUNTERS = (
+    _Figure("vllm:prefix_cache_queries", "Tokens looked up.", lambda s: s.prefix_queries_total),
+    _Figure("vllm:prefix_cache_hits", "Tokens found in the cache.", lambda s: s.prefix_hits_total),
+    _Figure("vllm:prompt_tokens", "Prompt tokens processed.", lambda s: s.prompt_tokens_total),
+    _Figure("vllm:generation_tokens", "Tokens generated.", lambda s: s.generation_tokens_total),
+    _Figure("vllm:num_preemptions", "Preemptions.", lambda s: s.preemptions_total),
+    _Figure("prefixfleet_engine_evictions", "Cached blocks evicted.", lambda s: s.evictions_total),
+    _Figure(
+        "prefixfleet_engine_resyncs",
+        "Times that the runner had lost its place or its memory.",
+        lambda s: s.resyncs_total,
+    ),
+    _Figure(
+        "prefixfleet_engine_host_stores", "Blocks moved to host.", lambda s: s.host_stores_total
+    ),
+    _Figure("prefixfleet_engine_host_loads", "Blocks brought back.", lambda s: s.host_loads_total),
+    _Figure("prefixfleet_engine_busy_seconds", "Seconds spent in steps.", lambda s: s.busy_s_total),
+)
+
+
+_AGES: tuple[tuple[str, str, Callable[[BlockAges], AgeCounts]], ...] = (
+    ("vllm:kv_block_lifetime_seconds", "Commit to eviction, sampled.", lambda a: a.lifetime),
+    ("vllm:kv_block_idle_before_evict_seconds", "Last use to eviction, sampled.", lambda a: a.idle),
+    ("vllm:kv_block_reuse_gap_seconds", "One use to the next, sampled.", lambda a: a.reuse_gap),
+)
+
+
+def _buckets(ages: AgeCounts) -> list[tuple[str, float]]:
+    """Return (upper bound, cumulative count) of a histogram, as Prometheus wants it."""
+    bounds = [*map(str, AGE_BUCKETS_S), "+Inf"]
+    return list(zip(bounds, itertools.accumulate(ages.counts), strict=True))
+
+
+class _EngineCollector:
+    """One moment's statistics of every engine core as metric families."""
+
+    def __init__(self, model: str, stats: Sequence[EngineStats]) -> None:
         self._model = model
         self._stats = stats
 
     def collect(self) -> Iterator[Metric]:
-        stats = self._stats
-        usage = 1 - stats.num_free_blocks / stats.num_blocks if stats.num_blocks else 0.0
-        gauges = (
-            ("vllm:num_requests_running", "Requests in the running batch.", stats.num_running),
-            ("vllm:num_requests_waiting", "Requests that wait.", stats.num_waiting),
-            ("vllm:kv_cache_usage_perc", "Used share of the KV blocks, 0 to 1.", usage),
-            ("prefixfleet_engine_kv_blocks", "KV blocks in all.", stats.num_blocks),
-            (
-                "prefixfleet_engine_cached_blocks",
-                "Blocks a look-up finds.",
-                stats.num_cached_blocks,
-            ),
-            (
-                "prefixfleet_engine_queued_prefill_tokens",
-                "Prompt tokens of admitted and waiting requests not computed yet.",
-                stats.queued_prefill_tokens,
-            ),
-            (
-                "prefixfleet_engine_prefill_tokens_per_second",
-                "Measured prefill rate.",
-                stats.prefill_tokens_per_s,
-            ),
-            (
-                "prefixfleet_engine_decode_tokens_per_second",
-                "Measured decode rate.",
-                stats.decode_tokens_per_s,
-            ),
-        )
-        for name, documentation, value in gauges:
-            gauge = GaugeMetricFamily(name, documentation, labels=_LABELS)
-            gauge.add_metric((self._model, _ENGINE), value)
-            yield gauge
-        yield from self._counters()
+        if not self._stats:
+            return
+        for figure in _GAUGES:
+            yield self._filled(GaugeMetricFamily(*figure[:2], labels=_LABELS), figure)
+        for figure in _COUNTERS:
+            yield self._filled(CounterMetricFamily(*figure[:2], labels=_LABELS), figure)
+        for name, documentation, read in _AGES:
+            family = HistogramMetricFamily(name, documentation, labels=_LABELS)
+            for rank, stats in enumerate(self._stats):
+                ages = read(stats.block_ages)
+                family.add_metric((self._model, str(rank)), _buckets(ages), ages.total_s)
+            yield family
 
-    def _counters(self) -> Iterator[Metric]:
-        stats = self._stats
-        counters = (
-            ("vllm:prefix_cache_queries", "Tokens looked up.", stats.prefix_queries_total),
-            ("vllm:prefix_cache_hits", "Tokens found in the cache.", stats.prefix_hits_total),
-            ("vllm:prompt_tokens", "Prompt tokens processed.", stats.prompt_tokens_total),
-            ("vllm:generation_tokens", "Tokens generated.", stats.generation_tokens_total),
-            ("vllm:num_preemptions", "Preemptions.", stats.preemptions_total),
-            ("prefixfleet_engine_evictions", "Cached blocks evicted.", stats.evictions_total),
-            ("prefixfleet_engine_busy_seconds", "Seconds spent in steps.", stats.busy_s_total),
-        )
-        for name, documentation, value in counters:
-            counter = CounterMetricFamily(name, documentation, labels=_LABELS)
-            counter.add_metric((self._model, _ENGINE), value)
-            yield counter
+    def _filled(
+        self, family: GaugeMetricFamily | CounterMetricFamily, figure: _Figure
+    ) -> GaugeMetricFamily | CounterMetricFamily:
+        for rank, stats in enumerate(self._stats):
+            family.add_metric((self._model, str(rank)), figure.read(stats))
+        return family
+
+
+class _TenantFigure(NamedTuple):
+    """One figure per tenant; `total` tells counters from gauges."""
+
+    name: str
+    documentation: str
+    read: Callable[[TenantStats], float]
+    total: bool = True
+
+
+_TENANT_FIGURES = (
+    _TenantFigure(
+        "prefixfleet_engine_tenant_prefix_queries",
+        "Tokens looked up.",
+        lambda s: s.prefix_queries_total,
+    ),
+    _TenantFigure(
+        "prefixfleet_engine_tenant_prefix_hits",
+        "Tokens found in the cache.",
+        lambda s: s.prefix_hits_total,
+    ),
+    _TenantFigure(
+        "prefixfleet_engine_tenant_prompt_tokens",
+        "Prompt tokens processed.",
+        lambda s: s.prompt_tokens_total,
+    ),
+    _TenantFigure(
+        "prefixfleet_engine_tenant_generation_tokens",
+        "Tokens generated.",
+        lambda s: s.generation_tokens_total,
+    ),
+    _TenantFigure(
+        "prefixfleet_engine_tenant_preemptions", "Preemptions.", lambda s: s.preemptions_total
+    ),
+    _TenantFigure(
+        "prefixfleet_engine_tenant_held_blocks",
+        "KV blocks of running requests.",
+        lambda s: s.num_held_blocks,
+        total=False,
+    ),
+)
+
+
+class _TenantCollector:
+    """One moment's statistics of every tenant as metric families."""
+
+    def __init__(self, model: str, tenants: Mapping[str, TenantStats]) -> None:
+        self._model = model
+        self._tenants = tenants
+
+    def collect(self) -> Iterator[Metric]:
+        for figure in _TENANT_FIGURES if self._tenants else ():
+            kind = CounterMetricFamily if figure.total else GaugeMetricFamily
+            family = kind(figure.name, figure.documentation, labels=("model_name", "tenant"))
+            for tenant, stats in self._tenants.items():
+                family.add_metric((self._model, tenant), figure.read(stats))
+            yield family
 
 
 class _FrontCollector:

@@ -29,6 +29,8 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     `executor` "scripted" needs only the tokenizer files of `model_folder`; `scripted` sizes it (by
     default: as large as the model says). `socket_dir` None takes a new temporary folder.
     `advertised_url` is what the registry tells gateways, `http://host:port` unless given.
+    `data_parallel_size` cores serve as one replica; `num_threads` and `kv_cache_memory_bytes` are
+    those of each. `runner_process` and `step_log_dir`: see WorkerConfig.
     """
 
     replica_id: str
@@ -57,6 +59,9 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     write_timeout_s: float = 60.0
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     num_encode_threads: int = 2
+    data_parallel_size: int = 1
+    runner_process: bool = False
+    step_log_dir: str | None = None
 
     @property
     def in_fleet(self) -> bool:
@@ -68,6 +73,8 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError("served_models is empty; name at least one model")
         if self.in_fleet and not (self.internal_token and self.fleet_secret):
             raise ConfigError("index_url is set, so internal_token and fleet_secret are needed too")
+        if self.data_parallel_size < 1:
+            raise ConfigError(f"data_parallel_size={self.data_parallel_size} must be 1 or more")
         if self.renew_s <= 0 or self.lease_s <= self.renew_s:
             raise ConfigError(f"lease_s={self.lease_s} must exceed renew_s={self.renew_s} > 0")
 

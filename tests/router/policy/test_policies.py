@@ -110,19 +110,42 @@ def test_a_hot_prefix_does_not_draw_all_traffic_to_one_replica() -> None:
     plan = planner()
     names = [f"r{i}" for i in range(8)]
     held = {"r0": 128}
+    shared = tuple(f"system:{i}".encode() for i in range(128))
     running: list[str] = []
     chosen: Counter[str] = Counter()
     for i in range(800):
         if len(running) == 256:  # In steady state the oldest request ends when one arrives.
             plan.finish(running.pop(0), 1, "answered", 0.0)
         targets = [view(name, matched_blocks=held.get(name, 0)) for name in names]
-        name = winner(plan.plan(ask(str(i), 136 * 16), targets, 0.0))
+        own = tuple(f"{i}:{block}".encode() for block in range(8))
+        request = ask(str(i), 136 * 16, hashes=shared + own)
+        name = winner(plan.plan(request, targets, 0.0))
         plan.first_token(str(i), 1)
         held[name] = 128
         running.append(str(i))
         chosen[name] += 1
     assert set(held) == set(names)
     assert max(chosen.values()) <= 160  # 20 % of the traffic, where an even share is 12.5 %
+
+
+def test_a_conversation_stays_where_it_is_although_another_target_is_free() -> None:
+    """Recomputing 1,600 tokens takes 1.6 s; its target is 6 s behind, and later turns count."""
+    there = view("a", matched_blocks=100, reserved_prefill_tokens=6000)
+    turn = ask(num_tokens=1700)
+    assert winner(planner().plan(turn, [there, view("b")], 0.0)) == "a"
+    behind = view("a", matched_blocks=100, reserved_prefill_tokens=20_000)
+    assert winner(planner().plan(turn, [behind, view("b")], 0.0)) == "b"
+
+
+def test_what_running_requests_share_is_no_reason_to_stay() -> None:
+    plan = planner()
+    shared = tuple(f"system:{i}".encode() for i in range(100))
+    warm = view("a", matched_blocks=100)
+    first = ask("first", 1700, hashes=(*shared, b"x"))
+    assert winner(plan.plan(first, [warm], 0.0)) == "a"
+    second = ask("second", 1700, hashes=(*shared, b"y"))
+    busy = view("a", matched_blocks=100, reserved_prefill_tokens=6000)
+    assert winner(plan.plan(second, [busy, view("b")], 0.0)) == "b"
 
 
 @pytest.mark.fault("router-26")

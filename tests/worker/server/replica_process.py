@@ -77,9 +77,13 @@ class ReplicaProcess:
 
     def core_pid(self) -> int:
         """Process id of the engine core, the only child."""
+        (pid,) = self.core_pids()
+        return pid
+
+    def core_pids(self) -> list[int]:
+        """Process ids of the engine cores."""
         pid = self.process.pid
-        (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return int(child)
+        return [int(core) for core in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
     async def stop(self) -> int:
         """Ask it to end and return its exit code."""

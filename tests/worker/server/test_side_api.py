@@ -221,3 +221,50 @@ async def test_the_pool_refuses_what_would_wait_too_long_and_recovers() -> None:
     await asyncio.gather(waiting[1], return_exceptions=True)
     assert await pool.run(lambda: 7) == 7
     pool.close()
+
+
+async def test_metrics_tell_how_long_blocks_wait_for_their_next_use(
+    replica: RunningReplica,
+) -> None:
+    body = BODY | {"prompt": [i % 250 for i in range(400)]}
+    for _ in range(2):
+        await replica.post("/v1/completions", body)
+    found = await scrape(replica)
+    labels = 'engine="0",model_name="tiny"'
+    bucket = 'vllm:kv_block_reuse_gap_seconds_bucket{engine="0",le="+Inf",model_name="tiny"}'
+    assert found[bucket] == found[f"vllm:kv_block_reuse_gap_seconds_count{{{labels}}}"] > 0
+
+
+async def test_metrics_tell_tenants_apart() -> None:
+    async with running_replica(internal_token="t") as replica:
+        token = {"Authorization": "Bearer t"}
+        body = BODY | {"prefixfleet": {"request_id": "x", "tenant": "acme"}}
+        assert (await replica.post("/v1/completions", body, **token))[0] == 200
+        async with replica.session.get(replica.url + "/metrics", headers=token) as response:
+            lines = (await response.text()).splitlines()
+    labels = '{model_name="tiny",tenant="acme"}'
+    assert f"prefixfleet_engine_tenant_prompt_tokens_total{labels} 40.0" in lines
+    assert f"prefixfleet_engine_tenant_generation_tokens_total{labels} 3.0" in lines
+    assert f"prefixfleet_engine_tenant_held_blocks{labels} 0.0" in lines
+
+
+async def test_a_paused_replica_lets_requests_wait_and_loses_none(
+    replica: RunningReplica,
+) -> None:
+    async with replica.session.post(replica.url + "/pause") as response:
+        assert (response.status, await response.json()) == (200, {"paused": True})
+    waiting = asyncio.create_task(replica.post("/v1/completions", BODY))
+    await until(lambda: replica.front.client.stats.num_waiting == 1)
+    async with replica.session.get(replica.url + "/is_paused") as response:
+        assert await response.json() == {"is_paused": True}
+    assert not waiting.done()
+    async with replica.session.post(replica.url + "/resume") as response:
+        assert await response.json() == {"paused": False}
+    status, answer = await waiting
+    assert (status, answer["usage"]["completion_tokens"]) == (200, 3)
+
+
+async def test_an_unknown_way_to_pause_is_refused(replica: RunningReplica) -> None:
+    async with replica.session.post(replica.url + "/pause?mode=now") as response:
+        error = (await response.json())["error"]
+    assert (response.status, error["param"]) == (400, "mode")

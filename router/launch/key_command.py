@@ -1,0 +1,139 @@
+"""`prefixfleet key list | create | block | unblock | rotate | delete`, over the admin API.
+
+A key is printed once, by the command that made it.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
+
+from kvindex.foundation.arguments import CommandParser, Invocation
+from kvindex.foundation.errors import ConfigError
+from router.launch.inspect import admin_parser, ask
+from router.launch.limit_flags import add_limits, add_models, end_of_day, limits_of, models_of
+from router.launch.table import table
+
+
+def list_(invocation: Invocation) -> int:
+    """List the keys of one tenant, or of all."""
+    parser = admin_parser(invocation, "List keys: alias, owner, expiry; never the keys themselves.")
+    parser.add_argument("tenant", nargs="?", help="only those of one tenant")
+    flags = parser.read()
+    tenants = ask(invocation, parser, flags, "/admin/tenants").body["tenants"]
+    keys = [key for shown in tenants for key in shown["keys"]]
+    if flags.tenant is not None:
+        if flags.tenant not in [shown["tenant"]["name"] for shown in tenants]:
+            raise ConfigError(f"there is no tenant {flags.tenant!r}; see `prefixfleet tenant list`")
+        keys = [key for key in keys if key["tenant"] == flags.tenant]
+    print(json.dumps(keys) if invocation.as_json else table([key_row(key) for key in keys]))
+    return 0
+
+
+def create(invocation: Invocation) -> int:
+    """Make a key and print it."""
+    parser = admin_parser(invocation, "Make a key and print it; it is not shown again.")
+    parser.add_argument("tenant")
+    parser.add_argument("alias", help="what the key is called in bills and logs")
+    parser.add_argument("--owner", help="who has it")
+    parser.add_argument("--expires", metavar="DAY", help="last day (UTC) that it works on")
+    parser.add_argument("--hash", help="take over a key that exists elsewhere, by its SHA-256")
+    add_models(parser)
+    add_limits(parser)
+    flags = parser.read()
+    asked: dict[str, Any] = {"alias": flags.alias}
+    if flags.owner is not None:
+        asked["owner"] = flags.owner
+    if flags.expires is not None:
+        asked["expires_at"] = end_of_day("--expires", flags.expires)
+    if flags.hash is not None:
+        asked["hash"] = flags.hash
+    if flags.model is not None:
+        asked["models"] = models_of(flags)
+    limits = limits_of(flags)
+    if limits:
+        asked["limits"] = limits
+    path = f"/admin/tenants/{quote(flags.tenant, safe='')}/keys"
+    _print_made(invocation, ask(invocation, parser, flags, path, method="POST", body=asked).body)
+    return 0
+
+
+def block(invocation: Invocation) -> int:
+    """Refuse a key from the next request on, on every gateway."""
+    return _act(invocation, "block", "Refuse a key from the next request on, on every gateway.")
+
+
+def unblock(invocation: Invocation) -> int:
+    """Take a key again."""
+    return _act(invocation, "unblock", "Take a blocked key again.")
+
+
+def rotate(invocation: Invocation) -> int:
+    """Make a new key in the place of an old one and print it."""
+    parser = _key_parser(invocation, "Replace a key by a new one of the same rights, and print it.")
+    parser.add_argument(
+        "--grace-hours", type=float, default=24.0, help="how long the old one still works"
+    )
+    flags = parser.read()
+    path = f"{_path(flags.tenant, flags.key)}/rotate"
+    asked = {"grace_s": flags.grace_hours * 3600}
+    _print_made(invocation, ask(invocation, parser, flags, path, method="POST", body=asked).body)
+    return 0
+
+
+def delete(invocation: Invocation) -> int:
+    """Remove a key."""
+    parser = _key_parser(invocation, "Remove a key.")
+    flags = parser.read()
+    path = _path(flags.tenant, flags.key)
+    body = ask(invocation, parser, flags, path, method="DELETE").body
+    print(json.dumps(body) if invocation.as_json else f"{flags.tenant}: {flags.key} deleted")
+    return 0
+
+
+def key_row(key: dict[str, Any]) -> dict[str, object]:
+    """Return what a table shows of a key."""
+    expires_at = key["expires_at"]
+    day = None if expires_at is None else datetime.fromtimestamp(expires_at, UTC)
+    return {
+        "tenant": key["tenant"],
+        "alias": key["alias"] or None,
+        "id": key["id"],
+        "owner": key["owner"] or None,
+        "models": "all" if key["models"] is None else ",".join(key["models"]),
+        "expires": None if day is None else day.strftime("%Y-%m-%d %H:%M"),
+        "blocked": key["blocked"],
+        "declared": key["declared"],
+    }
+
+
+def _act(invocation: Invocation, action: str, description: str) -> int:
+    parser = _key_parser(invocation, description)
+    flags = parser.read()
+    path = f"{_path(flags.tenant, flags.key)}/{action}"
+    body = ask(invocation, parser, flags, path, method="POST").body
+    done = "blocked" if body["blocked"] else "not blocked"
+    print(json.dumps(body) if invocation.as_json else f"{flags.tenant}: {body['alias']} is {done}")
+    return 0
+
+
+def _key_parser(invocation: Invocation, description: str) -> CommandParser:
+    parser = admin_parser(invocation, description)
+    parser.add_argument("tenant")
+    parser.add_argument("key", help="its alias, or the beginning of its id")
+    return parser
+
+
+def _path(tenant: str, key: str) -> str:
+    return f"/admin/tenants/{quote(tenant, safe='')}/keys/{quote(key, safe='')}"
+
+
+def _print_made(invocation: Invocation, body: dict[str, Any]) -> None:
+    if invocation.as_json:
+        print(json.dumps(body))
+    elif body["key"] is None:
+        print(f"{body['tenant']}: {body['alias']} taken over, id {body['id']}")
+    else:
+        print(f"{body['key']}\n(of {body['tenant']}, alias {body['alias']}; it is not shown again)")

@@ -1,0 +1,60 @@
+"""`prefixfleet policy list | set`: which policies there are, and which one places a tenant."""
+
+from __future__ import annotations
+
+import json
+from urllib.parse import quote
+
+import msgspec
+
+from kvindex.foundation.arguments import Invocation
+from router.launch.inspect import admin_parser, ask
+from router.launch.limit_flags import number_or_text, pairs_of
+from router.launch.table import table
+from router.policy.registry import POLICIES
+
+
+def list_(invocation: Invocation) -> int:
+    """List the policies with their parameters, and the tenants that each of them places."""
+    parser = admin_parser(invocation, "List the policies and the tenants that they place.")
+    tenants = ask(invocation, parser, parser.read(), "/admin/tenants").body["tenants"]
+    rows = [
+        {
+            "policy": name,
+            "parameters": ", ".join(field.name for field in msgspec.structs.fields(policy)) or None,
+            "tenants": ", ".join(
+                shown["tenant"]["name"] for shown in tenants if shown["tenant"]["policy"] == name
+            )
+            or None,
+        }
+        for name, policy in sorted(POLICIES.items())
+    ]
+    print(json.dumps(rows) if invocation.as_json else table(rows))
+    return 0
+
+
+def set_(invocation: Invocation) -> int:
+    """Place a tenant by another policy from the next request on."""
+    parser = admin_parser(invocation, "Place a tenant by another policy, from its next request on.")
+    parser.add_argument("tenant")
+    parser.add_argument("policy", help="see `prefixfleet policy list`; `default` for the fleet's")
+    parser.add_argument(
+        "--param", action="append", metavar="NAME=VALUE", help="a parameter of it; repeat"
+    )
+    flags = parser.read()
+    params = {
+        name: number_or_text(value) for name, value in pairs_of("--param", flags.param).items()
+    }
+    # A merge patch keeps what it does not name: parameters of the policy before must go.
+    path = f"/admin/tenants/{quote(flags.tenant, safe='')}"
+    old = ask(invocation, parser, flags, path).body["tenant"]["policy_params"]
+    patch = {
+        "policy": None if flags.policy == "default" else flags.policy,
+        "policy_params": dict.fromkeys(old) | params,
+    }
+    body = ask(invocation, parser, flags, path, method="PATCH", body=patch).body
+    if invocation.as_json:
+        print(json.dumps(body))
+    else:
+        print(f"{flags.tenant}: placed by {body['tenant']['policy'] or 'the default policy'}")
+    return 0

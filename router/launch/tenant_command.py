@@ -1,0 +1,137 @@
+"""`prefixfleet tenant list | show | create | update | delete`, over the admin API.
+
+Tenants that a configuration file declares are shown here and changed there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+from urllib.parse import quote
+
+from kvindex.foundation.arguments import CommandParser, Invocation
+from kvindex.foundation.errors import ConfigError
+from router.launch.inspect import admin_parser, ask
+from router.launch.key_command import key_row
+from router.launch.limit_flags import add_limits, add_models, limits_of, models_of, pairs_of
+from router.launch.table import table
+
+
+def list_(invocation: Invocation) -> int:
+    """List the tenants."""
+    parser = admin_parser(invocation, "List the tenants.")
+    body = ask(invocation, parser, parser.read(), "/admin/tenants").body
+    rows = [_row(tenant) for tenant in body["tenants"]]
+    print(json.dumps(body["tenants"]) if invocation.as_json else table(rows))
+    return 0
+
+
+def show(invocation: Invocation) -> int:
+    """Show one tenant and its keys."""
+    parser = admin_parser(invocation, "Show one tenant, its settings and its keys.")
+    parser.add_argument("name")
+    flags = parser.read()
+    body = ask(invocation, parser, flags, f"/admin/tenants/{quote(flags.name, safe='')}").body
+    _print(invocation, body)
+    return 0
+
+
+def create(invocation: Invocation) -> int:
+    """Make a tenant."""
+    parser = _settings_parser(invocation, "Make a tenant; give it keys with `key create`.")
+    flags = parser.read()
+    asked = {"name": flags.name, **_settings(flags)}
+    body = ask(invocation, parser, flags, "/admin/tenants", method="POST", body=asked).body
+    _print(invocation, body)
+    return 0
+
+
+def update(invocation: Invocation) -> int:
+    """Change a tenant; what is not named stays."""
+    parser = _settings_parser(invocation, "Change a tenant; what is not named stays.")
+    blocking = parser.add_mutually_exclusive_group()
+    blocking.add_argument("--block", action="store_true", help="refuse all of its keys at once")
+    blocking.add_argument("--unblock", action="store_true", help="serve it again")
+    flags = parser.read()
+    patch = _settings(flags)
+    if flags.block or flags.unblock:
+        patch["blocked"] = flags.block
+    if not patch:
+        raise ConfigError(f"tenant update: nothing to change; see `{parser.prog} --help`")
+    path = f"/admin/tenants/{quote(flags.name, safe='')}"
+    _print(invocation, ask(invocation, parser, flags, path, method="PATCH", body=patch).body)
+    return 0
+
+
+def delete(invocation: Invocation) -> int:
+    """Remove a tenant and all of its keys."""
+    parser = admin_parser(invocation, "Remove a tenant and all of its keys.")
+    parser.add_argument("name")
+    flags = parser.read()
+    path = f"/admin/tenants/{quote(flags.name, safe='')}"
+    body = ask(invocation, parser, flags, path, method="DELETE").body
+    print(json.dumps(body) if invocation.as_json else f"{flags.name}: deleted, with all its keys")
+    return 0
+
+
+def _settings_parser(invocation: Invocation, description: str) -> CommandParser:
+    parser = admin_parser(invocation, description)
+    parser.add_argument("name")
+    add_models(parser)
+    parser.add_argument(
+        "--alias", action="append", metavar="NAME=MODEL", help="its own name for a model; repeat"
+    )
+    parser.add_argument("--isolation", help="`tenant`, `shared`, or a group to share caches with")
+    parser.add_argument("--weight", type=float, help="its share when replicas are scarce")
+    add_limits(parser)
+    return parser
+
+
+def _settings(flags: argparse.Namespace) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    if flags.model is not None:
+        settings["models"] = models_of(flags)
+    if flags.alias is not None:
+        settings["aliases"] = pairs_of("--alias", flags.alias)
+    for name in ("isolation", "weight"):
+        if getattr(flags, name) is not None:
+            settings[name] = getattr(flags, name)
+    limits = limits_of(flags)
+    return settings | ({"limits": limits} if limits else {})
+
+
+def _print(invocation: Invocation, body: dict[str, Any]) -> None:
+    if invocation.as_json:
+        print(json.dumps(body))
+        return
+    tenant = body["tenant"]
+    rows = {name: value for name, value in tenant.items() if name not in ("keys", "limits")}
+    rows |= {f"limits.{name}": value for name, value in tenant["limits"].items()}
+    rows["declared"] = body["declared"]
+    print(table([{"setting": name, "value": _text(value)} for name, value in rows.items()]))
+    print()
+    print(table([key_row(key) for key in body["keys"]]))
+
+
+def _row(shown: dict[str, Any]) -> dict[str, object]:
+    tenant, limits = shown["tenant"], shown["tenant"]["limits"]
+    return {
+        "name": tenant["name"],
+        "declared": shown["declared"],
+        "blocked": tenant["blocked"],
+        "keys": len(shown["keys"]),
+        "models": "all" if tenant["models"] is None else ",".join(tenant["models"]),
+        "policy": tenant["policy"] or "default",
+        "isolation": tenant["isolation"],
+        "weight": tenant["weight"],
+        "requests/min": limits["requests_per_minute"],
+        "tokens/min": limits["tokens_per_minute"],
+        "parallel": limits["max_parallel"],
+        "tokens/day": limits["tokens_per_day"],
+        "tokens/month": limits["tokens_per_month"],
+    }
+
+
+def _text(value: object) -> object:
+    return json.dumps(value) if isinstance(value, (list, dict)) else value

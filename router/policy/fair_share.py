@@ -1,0 +1,166 @@
+"""Whose turn it is when requests have to wait: locality-aware deficits between tenants.
+
+A round gives every waiting tenant one quantum, in proportion to its weight, and what it is served
+is taken off: computed tokens in full, cached ones at a tenth, so that a tenant whose prompts hit
+gets more requests for its share. A tenant with nothing left waits for the next round, which begins
+when no waiting tenant has anything left. Savings are not kept while it has nothing to wait for;
+debts are. After DLPM (arXiv 2501.14312), with turns by tenant instead of by prefix.
+
+Priorities go first, except that each waiting lower one gets a floor: a share of all that is served
+above it. Pure; it knows no targets, and instants are arguments.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import ceil
+
+
+@dataclass(slots=True, kw_only=True)
+class Ticket:
+    """A waiting request of `num_tokens` prompt tokens; it may have no turn before `not_before`."""
+
+    request_id: str
+    tenant: str
+    weight: float
+    priority: int
+    num_tokens: int
+    deadline: float
+    not_before: float = 0.0
+
+
+@dataclass(slots=True)
+class _Tenant:
+    """What a waiting tenant may still be served in this round, negative for debts."""
+
+    deficit: float = 0.0
+    weight: float = 1.0
+    num_waiting: int = 0
+
+
+@dataclass(slots=True)
+class FairShare:
+    """The queues of one model's waiting requests; `quantum` in charged tokens."""
+
+    quantum: float
+    floor_share: float
+    _tickets: dict[str, Ticket] = field(default_factory=dict)
+    _tenants: dict[str, _Tenant] = field(default_factory=dict)
+    # priority -> tenant -> request ids, in order of arrival
+    _classes: dict[int, dict[str, OrderedDict[str, None]]] = field(default_factory=dict)
+    _credit: dict[int, float] = field(default_factory=dict)
+    _last_turn: dict[str, int] = field(default_factory=dict)
+    _num_turns: int = 0
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def num_waiting(self, tenant: str) -> int:
+        """Return how many requests of a tenant wait."""
+        account = self._tenants.get(tenant)
+        return account.num_waiting if account is not None else 0
+
+    def get(self, request_id: str) -> Ticket | None:
+        """Return the ticket of a waiting request."""
+        return self._tickets.get(request_id)
+
+    def enqueue(self, ticket: Ticket) -> None:
+        """Let a request wait; a tenant that comes to wait starts with a quantum, or its debt."""
+        assert ticket.request_id not in self._tickets, f"{ticket.request_id} waits already"
+        self._tickets[ticket.request_id] = ticket
+        account = self._tenants.setdefault(ticket.tenant, _Tenant())
+        account.weight = ticket.weight
+        if not account.num_waiting and account.deficit >= 0:
+            account.deficit = self.quantum * ticket.weight
+        account.num_waiting += 1
+        tenants = self._classes.setdefault(ticket.priority, {})
+        tenants.setdefault(ticket.tenant, OrderedDict())[ticket.request_id] = None
+
+    def next(self, now: float) -> Ticket | None:
+        """Return whose turn it is; it waits on until `remove`. None when nobody may go now."""
+        heads = {priority: self._heads(priority, now) for priority in sorted(self._classes)}
+        waiting = [priority for priority, tickets in heads.items() if tickets]
+        if not waiting:
+            return None
+        chosen = (self._fairest(heads[priority]) for priority in waiting[1:])
+        owed = next((ticket for ticket in chosen if self._is_owed(ticket)), None)
+        return owed or self._fairest(heads[waiting[0]])
+
+    def placed(self, tenant: str) -> None:
+        """Note that a tenant was served, so that others come first where they are its equals."""
+        self._num_turns += 1
+        self._last_turn[tenant] = self._num_turns
+
+    def next_instant(self, blocked_until: float) -> float | None:
+        """Return when somebody may go at the earliest, None when nobody waits; O(waiting)."""
+        if not self._tickets:
+            return None
+        return max(blocked_until, min(ticket.not_before for ticket in self._tickets.values()))
+
+    def served(self, request_id: str, cost: float) -> None:
+        """Take a request that was placed off the queue and charge its tenant."""
+        ticket = self._tickets[request_id]
+        for priority in self._classes:
+            if priority > ticket.priority:
+                credit = self._credit.get(priority, 0.0) + self.floor_share * cost
+                self._credit[priority] = min(credit, self.quantum)
+        if ticket.priority in self._credit:
+            self._credit[ticket.priority] -= cost
+        self.charge(ticket.tenant, cost)
+        self.remove(request_id)
+
+    def charge(self, tenant: str, cost: float) -> None:
+        """Charge a tenant for more of what it was served; one that is unknown owes nothing."""
+        account = self._tenants.get(tenant)
+        if account is not None:
+            account.deficit -= cost
+
+    def remove(self, request_id: str) -> None:
+        """Forget a request that waits no longer; unknown ones are ignored."""
+        ticket = self._tickets.pop(request_id, None)
+        if ticket is None:
+            return
+        tenants = self._classes[ticket.priority]
+        del tenants[ticket.tenant][request_id]
+        if not tenants[ticket.tenant]:
+            del tenants[ticket.tenant]
+        if not tenants:
+            del self._classes[ticket.priority]
+            self._credit.pop(ticket.priority, None)
+        account = self._tenants[ticket.tenant]
+        account.num_waiting -= 1
+        if not account.num_waiting:
+            account.deficit = min(0.0, account.deficit)
+        if not self._tickets:
+            self._tenants.clear()  # Nobody was kept waiting by whoever is in debt now.
+
+    def _heads(self, priority: int, now: float) -> list[Ticket]:
+        """Return the oldest request of each tenant that may have its turn now."""
+        heads = (self._head(ids, now) for ids in self._classes[priority].values())
+        return [ticket for ticket in heads if ticket is not None]
+
+    def _head(self, ids: OrderedDict[str, None], now: float) -> Ticket | None:
+        tickets: Iterator[Ticket] = (self._tickets[request_id] for request_id in ids)
+        return next((ticket for ticket in tickets if ticket.not_before <= now), None)
+
+    def _fairest(self, heads: list[Ticket]) -> Ticket:
+        """Take the tenant with something left whose last turn is longest ago."""
+        if all(self._tenants[ticket.tenant].deficit <= 0 for ticket in heads):
+            self._begin_rounds(heads)
+        left = [ticket for ticket in heads if self._tenants[ticket.tenant].deficit > 0]
+        return min(left, key=lambda ticket: self._last_turn.get(ticket.tenant, 0))
+
+    def _is_owed(self, ticket: Ticket) -> bool:
+        """Say whether a low priority has earned its floor's worth of a request."""
+        return self._credit.get(ticket.priority, 0.0) >= min(ticket.num_tokens, self.quantum)
+
+    def _begin_rounds(self, heads: list[Ticket]) -> None:
+        """Let as many rounds pass as it takes until somebody has something left."""
+        accounts = [self._tenants[ticket.tenant] for ticket in heads]
+        num_rounds = min(ceil(-a.deficit / (self.quantum * a.weight)) for a in accounts)
+        for account in accounts:
+            account.deficit += self.quantum * account.weight * max(1, num_rounds)
+        if all(account.deficit <= 0 for account in accounts):
+            self._begin_rounds(heads)

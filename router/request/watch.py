@@ -1,0 +1,71 @@
+"""Ends attempts whose replica has left the fleet and says nothing more.
+
+A process that hangs, or a machine that is gone, closes no connection: its lapsed lease tells. One
+that still sends is left alone, whatever the registry says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from router.fleet.replica import Replica
+
+
+class SilenceWatch:
+    """The time limits of running streams, by the replica object that serves them.
+
+    `gone` says whether a replica is out of the fleet now. `grace_s` after it was first seen to be,
+    limits of its streams that were not moved on since run out.
+    """
+
+    def __init__(self, gone: Callable[[Replica], bool], *, grace_s: float) -> None:
+        self._gone = gone
+        self._grace_s = grace_s
+        self._limits: dict[int, dict[asyncio.Timeout, None]] = defaultdict(dict)
+        self._replicas: dict[int, Replica] = {}
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+
+    def has_gone(self, replica: Replica) -> bool:
+        """Say whether a replica is out of the fleet."""
+        return self._gone(replica)
+
+    @contextmanager
+    def watching(self, replica: Replica, limit: asyncio.Timeout) -> Iterator[None]:
+        """Watch a stream for as long as it is relayed."""
+        key = id(replica)
+        self._replicas[key] = replica
+        self._limits[key][limit] = None
+        try:
+            yield
+        finally:
+            del self._limits[key][limit]
+            if not self._limits[key]:
+                del self._limits[key], self._replicas[key]
+
+    def look(self) -> None:
+        """Start the grace of replicas that have gone; to be called after each look at the fleet."""
+        loop = asyncio.get_running_loop()
+        for key, replica in self._replicas.items():
+            if key not in self._timers and self._gone(replica):
+                before = {limit: limit.when() for limit in self._limits[key]}
+                self._timers[key] = loop.call_later(self._grace_s, self._cut, key, before)
+
+    def _cut(self, key: int, before: dict[asyncio.Timeout, float | None]) -> None:
+        del self._timers[key]
+        replica = self._replicas.get(key)
+        if replica is None or not self._gone(replica):
+            return
+        now = asyncio.get_running_loop().time()
+        for limit in self._limits[key]:
+            unmoved = limit in before and limit.when() == before[limit] is not None
+            if unmoved and not limit.expired():
+                limit.reschedule(now)
+
+    def close(self) -> None:
+        """Forget all graces."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()

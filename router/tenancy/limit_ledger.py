@@ -1,0 +1,235 @@
+"""The rules of all limits, in memory: what lua/reserve.lua and lua/settle.lua do in Redis.
+
+Synchronous and without a clock, so that a test can move the time. A rule that is changed here is
+changed there: tests/contracts/test_limiter.py holds both to the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from router.config import Limits
+from router.tenancy.limits import (
+    PARALLEL_RETRY_S,
+    WINDOW_S,
+    Claim,
+    Heartbeat,
+    LimitHit,
+    LimitKind,
+    Scope,
+    ScopeUse,
+    Settlement,
+    Spent,
+    Verdict,
+    limit_of,
+)
+from router.tenancy.periods import Periods, periods_at
+
+_MAX_SETTLED = 10_000
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """What was claimed within one second."""
+
+    num_requests: int = 0
+    num_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Account:
+    """One scope. `spent` goes by day and month, `running` by gateway."""
+
+    buckets: dict[int, _Bucket] = field(default_factory=dict)
+    spent: dict[str, int] = field(default_factory=dict)
+    running: dict[str, int] = field(default_factory=dict)
+
+    def bucket(self, second: int) -> _Bucket:
+        return self.buckets.setdefault(second, _Bucket())
+
+
+@dataclass(slots=True, frozen=True)
+class _Claimed:
+    """Where a claim was counted, so that it can be settled there."""
+
+    gateway: str
+    num_tokens: int
+    second: int
+    periods: Periods
+
+
+class LimitLedger:
+    """All accounts of a fleet, or of one gateway while it is on its own."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, _Account] = {}
+        self._claims: dict[str, _Claimed] = {}
+        self._settled: OrderedDict[str, None] = OrderedDict()
+        self._leases: dict[str, float] = {}
+
+    def reserve(self, claim: Claim, *, gateway: str, now: float) -> Verdict:
+        """Count a claim in all of its scopes, or in none."""
+        periods = periods_at(now)
+        hit = None
+        if claim.id not in self._claims and claim.id not in self._settled:
+            hit = self._first_hit(claim, gateway, periods, now)
+            if hit is None:
+                self.count(claim, gateway=gateway, now=now)
+        uses = self.uses([s.name for s in claim.scopes], gateway=gateway, now=now)
+        return Verdict(uses=tuple(uses), hit=hit)
+
+    def count(self, claim: Claim, *, gateway: str, now: float) -> None:
+        """Count a claim without asking whether it fits."""
+        periods, second = periods_at(now), math.floor(now)
+        self._claims[claim.id] = _Claimed(gateway, claim.num_tokens, second, periods)
+        for scope in claim.scopes:
+            account = self._account(scope.name)
+            bucket = account.bucket(second)
+            bucket.num_requests += 1
+            bucket.num_tokens += claim.num_tokens
+            account.running[gateway] = account.running.get(gateway, 0) + 1
+            for period in (periods.day, periods.month):
+                account.spent[period] = account.spent.get(period, 0) + claim.num_tokens
+
+    def settle(self, settlement: Settlement, *, now: float) -> bool:
+        """Replace a claim by what was used; False when that has been done before."""
+        if settlement.id in self._settled:
+            return False
+        self._settled[settlement.id] = None
+        if len(self._settled) > _MAX_SETTLED:
+            self._settled.popitem(last=False)
+        claimed = self._claims.pop(settlement.id, None)
+        unknown = _Claimed("", 0, math.floor(now), periods_at(now))
+        for scope in settlement.scopes:
+            self._settle_account(
+                self._account(scope), claimed or unknown, settlement.num_tokens, math.floor(now)
+            )
+        return True
+
+    def uses(self, scopes: Sequence[str], *, gateway: str, now: float) -> list[ScopeUse]:
+        """Tell what scopes have used."""
+        periods = periods_at(now)
+        return [self._use(scope, gateway, periods, now) for scope in scopes]
+
+    def spent(self, scope: str, period: str) -> int:
+        """Return the tokens that a scope was charged for in a day or month."""
+        return self._account(scope).spent.get(period, 0)
+
+    def renew(self, gateway: str, *, now: float, lease_s: float) -> Heartbeat:
+        """Renew the lease of a gateway."""
+        self._leases = {name: until for name, until in self._leases.items() if until > now}
+        was_known = gateway in self._leases
+        self._leases[gateway] = now + lease_s
+        return Heartbeat(len(self._leases), was_known)
+
+    def recall(self, spent: Spent) -> None:
+        """Raise what a scope has spent to at least this."""
+        account = self._account(spent.scope)
+        account.spent[spent.period] = max(account.spent.get(spent.period, 0), spent.num_tokens)
+
+    def _account(self, scope: str) -> _Account:
+        return self._accounts.setdefault(scope, _Account())
+
+    def _settle_account(
+        self, account: _Account, claimed: _Claimed, num_tokens: int, second: int
+    ) -> None:
+        if account.running.get(claimed.gateway, 0) > 0:
+            account.running[claimed.gateway] -= 1
+        difference = num_tokens - claimed.num_tokens
+        for period in (claimed.periods.day, claimed.periods.month):
+            account.spent[period] = account.spent.get(period, 0) + difference
+        if difference > 0:
+            account.bucket(second).num_tokens += difference
+        elif claimed.second in account.buckets:
+            account.buckets[claimed.second].num_tokens += difference
+
+    def _use(self, scope: str, gateway: str, periods: Periods, now: float) -> ScopeUse:
+        account = self._account(scope)
+        second = math.floor(now)
+        account.buckets = {
+            at: bucket for at, bucket in account.buckets.items() if second - at <= WINDOW_S
+        }
+        account.running = {
+            name: number
+            for name, number in account.running.items()
+            if name == gateway or self._leases.get(name, 0.0) > now
+        }
+        buckets = account.buckets
+        return ScopeUse(
+            scope=scope,
+            num_requests=sum(bucket.num_requests for bucket in buckets.values()),
+            num_tokens=sum(bucket.num_tokens for bucket in buckets.values()),
+            reset_s=max(buckets) + WINDOW_S + 1 - now if buckets else 0.0,
+            num_running=sum(account.running.values()),
+            day_tokens=account.spent.get(periods.day, 0),
+            month_tokens=account.spent.get(periods.month, 0),
+        )
+
+    def _first_hit(
+        self, claim: Claim, gateway: str, periods: Periods, now: float
+    ) -> LimitHit | None:
+        for scope in claim.scopes:
+            use = self._use(scope.name, gateway, periods, now)
+            kind = _exceeded(scope.limits, use, claim.num_tokens)
+            if kind is not None:
+                limit = limit_of(scope.limits, kind)
+                retry_after_s = self._retry_after_s(scope, kind, limit, claim, periods, now)
+                return LimitHit(
+                    scope=scope.name, kind=kind, limit=limit, retry_after_s=retry_after_s
+                )
+        return None
+
+    def _retry_after_s(
+        self,
+        scope: Scope,
+        kind: LimitKind,
+        limit: int,
+        claim: Claim,
+        periods: Periods,
+        now: float,
+    ) -> float:
+        if kind == "parallel":
+            return PARALLEL_RETRY_S
+        if kind == "day":
+            return periods.day_left_s
+        if kind == "month":
+            return periods.month_left_s
+        buckets = sorted(self._account(scope.name).buckets.items())
+        sizes = [
+            (at, bucket.num_requests if kind == "requests" else bucket.num_tokens)
+            for at, bucket in buckets
+        ]
+        excess = sum(size for _, size in sizes) - limit
+        excess += 1 if kind == "requests" else claim.num_tokens
+        return wait_s(sizes, excess=excess, now=now)
+
+
+def wait_s(sizes: Sequence[tuple[int, int]], *, excess: int, now: float) -> float:
+    """Return the seconds until `excess` has left the window, or all that is in it.
+
+    `sizes` are (second, size), oldest first. What is larger than the limit by itself never fits;
+    then it is the length of the window.
+    """
+    freed = 0
+    for at, size in sizes:
+        freed += size
+        if freed >= excess:
+            return at + WINDOW_S + 1 - now
+    return float(WINDOW_S)
+
+
+def _exceeded(limits: Limits, use: ScopeUse, num_tokens: int) -> LimitKind | None:
+    """Return the first limit, in a fixed order, that one more claim would exceed."""
+    checks: tuple[tuple[LimitKind, int | None, int], ...] = (
+        ("parallel", limits.max_parallel, use.num_running + 1),
+        ("requests", limits.requests_per_minute, use.num_requests + 1),
+        ("tokens", limits.tokens_per_minute, use.num_tokens + num_tokens),
+        ("day", limits.tokens_per_day, use.day_tokens + num_tokens),
+        ("month", limits.tokens_per_month, use.month_tokens + num_tokens),
+    )
+    return next(
+        (kind for kind, limit, value in checks if limit is not None and value > limit), None
+    )

@@ -1,0 +1,1 @@
+"""Live fleets beside replays: the only part of `sim` that speaks HTTP."""

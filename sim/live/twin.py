@@ -1,0 +1,133 @@
+"""Replays what was just sent to a live fleet: the same rows, times, names and settings.
+
+It turns what was driven into a replay and runs it; nothing here speaks HTTP or compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from kvindex.index import Target
+from router.policy.planner import Planner
+from router.policy.registry import build_policy
+from router.policy.types import Candidate, Decision
+from sim.clocked import ClockedReplay
+from sim.config import ReplayConfig
+from sim.latency import load_latency
+from sim.live.drive import Driven
+from sim.live.live_router import LiveRouter
+from sim.outcomes import Outcomes
+from sim.placement import Router
+from sim.routers import PlannedRouter, PolicyTable
+from sim.routing import targets_of
+from sim.traces.row import TraceHeader, TraceRow
+from sim.workload import Workload
+
+
+class Twin(msgspec.Struct, frozen=True, kw_only=True):
+    """A replay of live requests in the order of `driven`, the order of the gateway's decisions.
+
+    `replicas` names the live ones by position; decisions are by number of the request.
+    """
+
+    driven: tuple[Driven, ...]
+    outcomes: Outcomes
+    replicas: tuple[str, ...]
+    decisions: Mapping[int, Decision]
+
+
+def replay_driven(
+    header: TraceHeader,
+    driven: Sequence[Driven],
+    config: ReplayConfig,
+    *,
+    gateway: str,
+    targets: Sequence[Target],
+) -> Twin:
+    """Replay the requests that were sent, with the speeds that the gateway went by.
+
+    `targets` are the live ones, as many as the configuration has replicas.
+    """
+    ordered = _in_plan_order(driven)
+    rows = _rows(ordered)
+    live = dict(zip(targets_of(config), targets, strict=True))
+    recorded = _recorded(ordered)
+    routers: list[LiveRouter] = []
+
+    def make_router(_: str) -> Router:
+        policy = build_policy(config.policy, config.params, owner="the live fleet")
+        planner = Planner(PolicyTable(policy, {}), config=config.planner, gateway=gateway)
+        router = LiveRouter(PlannedRouter(planner), live, recorded)
+        router.remember(recorded.get(0, ()))
+        routers.append(router)
+        return router
+
+    workload = Workload(header, lambda: rows, config)
+    latency = load_latency(config.latency)
+    replay = ClockedReplay(config, workload, latency, make_router=make_router)
+    outcomes = replay.run()
+    return Twin(
+        driven=ordered,
+        outcomes=outcomes,
+        replicas=tuple(target.replica for target in live.values()),
+        decisions=routers[0].decided,
+    )
+
+
+def _in_plan_order(driven: Sequence[Driven]) -> tuple[Driven, ...]:
+    """Order requests as the gateway decided them: by how many it had placed before each.
+
+    One whose decision is not known stays behind the one that was sent before it.
+    """
+    before = 0
+    keyed: list[tuple[int, int, Driven]] = []
+    for position, one in enumerate(sorted(driven, key=lambda one: one.received.sent_at)):
+        candidates = one.candidates
+        if candidates:
+            before = max(candidate.last_placed for candidate in candidates)
+        keyed.append((before, position, one))
+    return tuple(one for _, _, one in sorted(keyed, key=lambda entry: entry[:2]))
+
+
+def _rows(ordered: Sequence[Driven]) -> list[TraceRow]:
+    """Return the rows as they were really served: instants, ids, tenant, priority.
+
+    Of what the trace says beyond that nothing was sent: answers are the fleet's own.
+    """
+    rows: list[TraceRow] = []
+    instants = _instants(ordered)
+    for one, instant in zip(ordered, instants, strict=True):
+        record = one.record
+        asked = record.attempts[0].request if record is not None and record.attempts else None
+        since_first_s = max(0.0, instant - instants[0])
+        rows.append(
+            msgspec.structs.replace(
+                one.row,
+                arrival_s=max(since_first_s, rows[-1].arrival_s) if rows else 0.0,
+                request_id=record.unique_id if record is not None else None,
+                tenant=record.tenant if record is not None else None,
+                priority=asked.priority if asked is not None else one.row.priority,
+                delay_s=None,
+                output_hash_ids=None,
+                group=None,
+                client_salt=None,
+            )
+        )
+    return rows
+
+
+def _instants(ordered: Sequence[Driven]) -> list[float]:
+    """Return when the gateway placed each request; when each was sent, if that is not known."""
+    placed = [one.record.placed_at for one in ordered if one.record is not None]
+    return placed if len(placed) == len(ordered) else [one.received.sent_at for one in ordered]
+
+
+def targets_weighed(driven: Sequence[Driven]) -> list[Target]:
+    """Return every target that was a candidate, in order; none where no decision is known."""
+    return sorted({candidate.target for one in driven for candidate in one.candidates})
+
+
+def _recorded(ordered: Sequence[Driven]) -> dict[int, Sequence[Candidate]]:
+    return {number: one.candidates for number, one in enumerate(ordered) if one.candidates}

@@ -1,0 +1,1 @@
+"""What a replay found: figures, sentences, tables, a page; nothing here simulates."""

@@ -1,0 +1,1 @@
+"""Recorded traffic: formats, validation, statistics and tools that change a trace."""

@@ -1,0 +1,1 @@
+"""Whole fleets under load while parts of them die."""

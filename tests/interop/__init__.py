@@ -1,0 +1,1 @@
+"""Tests against systems of other make, where they are installed."""

@@ -1,0 +1,69 @@
+"""A TCP connection to a replica that a test can cut, as the death of its process would."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+
+class Cable:
+    """Passes bytes on between a free port and a server; `cut` ends all of it for good."""
+
+    def __init__(self, url: str) -> None:
+        target = urlsplit(url)
+        self._host, self._port = target.hostname, target.port
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.cut_after_bytes: int | None = None
+        self.num_bytes = 0
+        self.url = ""
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+        port = self._server.sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+
+    def cut(self) -> None:
+        """Refuse new connections and reset the open ones."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _connect(self, near: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        far, server = await asyncio.open_connection(self._host, self._port)
+        self._writers |= {client, server}
+        await asyncio.gather(
+            self._pass_on(near, server), self._answer(far, client), return_exceptions=True
+        )
+        for writer in (client, server):
+            writer.close()
+            self._writers.discard(writer)
+
+    async def _pass_on(self, near: asyncio.StreamReader, server: asyncio.StreamWriter) -> None:
+        while data := await near.read(65536):
+            server.write(data)
+        server.close()
+
+    async def _answer(self, far: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        while data := await far.read(65536):
+            client.write(data)
+            await client.drain()
+            self.num_bytes += len(data)
+            if self.cut_after_bytes is not None and self.num_bytes > self.cut_after_bytes:
+                self.cut()
+        client.close()
+
+
+@asynccontextmanager
+async def cable_to(url: str) -> AsyncIterator[Cable]:
+    """Lay a cable to a server and take it away in the end."""
+    cable = Cable(url)
+    await cable.start()
+    try:
+        yield cable
+    finally:
+        cable.cut()

@@ -1,0 +1,7 @@
+"""Fixtures of the tests of tenancy: a real Redis."""
+
+from __future__ import annotations
+
+from tests.redis_server import private_redis
+
+__all__ = ["private_redis"]

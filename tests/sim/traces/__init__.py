@@ -1,0 +1,1 @@
+"""Tests of trace formats and tools."""
