@@ -16,6 +16,10 @@ HOST_TOKEN_COST = 0.1
 """What bringing a token back from host memory costs, as a share of computing it."""
 
 
+HOT_REQUESTS = 8
+"""A prefix that so many running requests of one target share is hot; a conversation is not."""
+
+
 class Rates(NamedTuple):
     """Tokens per second."""
 
@@ -55,8 +59,8 @@ def make_candidate(
     prefill_rate = view.prefill_tokens_per_s or rates.prefill_tokens_per_s
     cached = predicted_tokens(request, view.matched_blocks, view.hit_granularity)
     on_gpu = predicted_tokens(request, view.matched_blocks - view.host_blocks, view.hit_granularity)
-    num_running = account.num_running_blocks(request.hashes)
-    reusable_blocks = _reusable_blocks(request, view, account, num_running, max_siblings)
+    reusable_blocks = _reusable_blocks(request, view, account, max_siblings)
+    num_hot = account.num_running_blocks(request.hashes, at_least=HOT_REQUESTS)
     reusable = predicted_tokens(request, reusable_blocks, view.hit_granularity)
     uncached = request.num_prompt_tokens - reusable
     queued, queue_s = queue_of(view, account, rates)
@@ -66,7 +70,7 @@ def make_candidate(
         num_cached_tokens=cached,
         num_host_tokens=cached - on_gpu,
         num_reusable_tokens=reusable,
-        num_shared_tokens=min(reusable, num_running * (request.block_size or 0)),
+        num_hot_tokens=min(reusable, num_hot * (request.block_size or 0)),
         num_uncached_tokens=uncached,
         num_active=account.num_active + view.num_reserved,
         queued_prefill_tokens=queued,
@@ -80,16 +84,13 @@ def make_candidate(
 
 
 def _reusable_blocks(
-    request: PlanRequest,
-    view: TargetView,
-    account: Account,
-    running: int,
-    max_siblings: int | None,
+    request: PlanRequest, view: TargetView, account: Account, max_siblings: int | None
 ) -> int:
     """Count the blocks that it holds, and those that a running sibling is about to write.
 
     More than `max_siblings` running requests that share them get no such credit.
     """
+    running = account.num_running_blocks(request.hashes)
     reusable = max(view.matched_blocks + view.pending_blocks, running)
     if max_siblings is None or reusable <= view.matched_blocks or not running:
         return reusable

@@ -29,12 +29,13 @@ class Account:
     last_placed: int = 0
     block_refs: Counter[bytes] = field(default_factory=Counter)
 
-    def num_running_blocks(self, hashes: Sequence[bytes]) -> int:
-        """Return how many leading blocks of a chain belong to running requests; O(result)."""
+    def num_running_blocks(self, hashes: Sequence[bytes], *, at_least: int = 1) -> int:
+        """Return how many leading blocks belong to `at_least` running requests; O(result)."""
         refs = self.block_refs
-        if not refs:
+        if len(refs) == 0 or self.num_active < at_least:
             return 0
-        return next((i for i, block in enumerate(hashes) if block not in refs), len(hashes))
+        cold = (i for i, block in enumerate(hashes) if refs.get(block, 0) < at_least)
+        return next(cold, len(hashes))
 
 
 @dataclass(slots=True)

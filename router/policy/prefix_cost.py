@@ -28,8 +28,9 @@ class PrefixCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Whoever goes on with a conversation comes again, and its later turns go where this one went. So
     a target that holds less than half of the longest match of any costs `stay_factor` times the
     seconds that it would recompute, `max_stay_s` at most (chosen by replay, docs/routing.md). What
-    running requests share does not count for it: a hot prefix is worth having twice. Costs within
-    `tie_share` or `tie_s` of the best are equal: measured rates are no better than that.
+    several running requests share does not count for it: a hot prefix is worth having twice.
+    Costs within `tie_share` or `tie_s` of the best are equal: measured rates are no better than
+    that.
     """
 
     name: ClassVar[str] = "prefix_cost"
@@ -62,7 +63,7 @@ class PrefixCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return candidate.expected_s + self._extra_work_s(candidate) + self._pressure_s(candidate)
 
     def _leaving_s(self, candidate: Candidate, longest: int) -> float:
-        """Return what it costs later to part from what nobody else uses now."""
+        """Return what it costs later to part from what the others of a conversation need."""
         held = _own_match(candidate)
         if 2 * held >= longest:
             return 0.0
@@ -77,8 +78,8 @@ class PrefixCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def _own_match(candidate: Candidate) -> int:
-    """Return the tokens held that no running request shares: a conversation, not a hot prefix."""
-    return candidate.num_reusable_tokens - candidate.num_shared_tokens
+    """Return the tokens held that are no hot prefix: those of a conversation."""
+    return candidate.num_reusable_tokens - candidate.num_hot_tokens
 
 
 def _longest_match(candidates: Sequence[Candidate]) -> int:

@@ -86,8 +86,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """A target with everything that a policy may weigh; what a decision record shows of it.
 
     `num_cached_tokens` are held now, `num_host_tokens` of them in host memory;
-    `num_reusable_tokens` adds those that a running sibling is about to write; `num_shared_tokens`
-    of them belong to running requests of this gateway too. `num_active` and
+    `num_reusable_tokens` adds those that a running sibling is about to write; `num_hot_tokens`
+    of them are shared by several running requests of this gateway. `num_active` and
     `queued_prefill_tokens` count the work sent by all gateways.
     `last_placed` is the ordinal of the newest placement there, 0 when there was none.
     `expected_s` is the estimate of seconds to the first token, `queue_s` its waiting part.
@@ -98,7 +98,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_tokens: int
     num_host_tokens: int = 0
     num_reusable_tokens: int
-    num_shared_tokens: int = 0
+    num_hot_tokens: int = 0
     num_uncached_tokens: int
     num_active: int
     queued_prefill_tokens: int

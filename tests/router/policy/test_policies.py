@@ -137,15 +137,16 @@ def test_a_conversation_stays_where_it_is_although_another_target_is_free() -> N
     assert winner(planner().plan(turn, [behind, view("b")], 0.0)) == "b"
 
 
-def test_what_running_requests_share_is_no_reason_to_stay() -> None:
+def test_what_many_running_requests_share_is_no_reason_to_stay() -> None:
     plan = planner()
     shared = tuple(f"system:{i}".encode() for i in range(100))
     warm = view("a", matched_blocks=100)
-    first = ask("first", 1700, hashes=(*shared, b"x"))
-    assert winner(plan.plan(first, [warm], 0.0)) == "a"
-    second = ask("second", 1700, hashes=(*shared, b"y"))
     busy = view("a", matched_blocks=100, reserved_prefill_tokens=6000)
-    assert winner(plan.plan(second, [busy, view("b")], 0.0)) == "b"
+    for i in range(8):
+        request = ask(f"r{i}", 1700, hashes=(*shared, f"own {i}".encode()))
+        assert winner(plan.plan(request, [warm], 0.0)) == "a"
+    last = ask("last", 1700, hashes=(*shared, b"own"))
+    assert winner(plan.plan(last, [busy, view("b")], 0.0)) == "b"
 
 
 @pytest.mark.fault("router-26")
