@@ -22,7 +22,8 @@ test: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
 
 test-slow: setup
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow tests/engine tests/kvindex $(ARGS)
+	$(BIN)/python -m pytest -m slow --ignore=tests/engine --ignore=tests/kvindex $(ARGS)
 
 test-chaos: setup
 	$(BIN)/python -m pytest tests/chaos -m slow $(ARGS)

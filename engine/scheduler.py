@@ -9,7 +9,6 @@ from __future__ import annotations
 import bisect
 from collections import deque
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from engine.block_pool import BlockPool
 from engine.capacity import displaced_by
@@ -19,9 +18,10 @@ from engine.kv_cache_manager import KVCacheManager
 from engine.kv_groups.coordinator import PrefixHit
 from engine.messages import EngineOutput, PauseMode
 from engine.output import ModelRunnerOutput, SchedulerOutput
+from engine.preemption import choose_victim
 from engine.request import Request, RequestStatus
 from engine.stats import EngineCounters
-from engine.step_plan import StepPlan
+from engine.step_plan import InFlightStep, StepPlan
 from engine.waiting_queue import make_queue
 
 _MAX_FAILED_FITS = 8
@@ -58,7 +58,7 @@ class Scheduler:
         self.num_preempted = 0
         self._dropped: list[str] = []
         self._new_prompt_ids: dict[str, list[int]] = {}
-        self._in_flight: deque[_InFlightStep] = deque()
+        self._in_flight: deque[InFlightStep] = deque()
 
     @property
     def pool(self) -> BlockPool:
@@ -78,9 +78,13 @@ class Scheduler:
     @property
     def can_go_on(self) -> bool:
         """Whether a step may have something to compute: not while paused with nothing allowed."""
-        if self.pause_mode is None:
-            return not all(request.is_stalled for request in self.requests.values())
-        return self.pause_mode == "new" and bool(self.running or self.num_preempted)
+        if self.pause_mode == "all":
+            return False
+        takes_newcomers = self.pause_mode is None
+        return any(
+            not request.is_stalled and (takes_newcomers or request.was_admitted)
+            for request in self.requests.values()
+        )
 
     def add(self, request: Request) -> None:
         """Queue a request whose id is not live and which fits the model."""
@@ -125,6 +129,8 @@ class Scheduler:
         preempted = self._schedule_running(plan)
         if not preempted:
             self._schedule_waiting(plan)
+            if not plan.requests and not self._in_flight and self._give_way(plan):
+                self._schedule_waiting(plan)
         self._spend_the_rest(plan)
         dropped, self._dropped = self._dropped, []
         new_prompt_ids, self._new_prompt_ids = self._new_prompt_ids, {}
@@ -139,7 +145,7 @@ class Scheduler:
             transfers=self.kv_cache.take_transfers(),
             num_blocks=self.kv_cache.pool.take_new_size(),
         )
-        self._in_flight.append(_InFlightStep(scheduled, plan.requests))
+        self._in_flight.append(InFlightStep(scheduled, plan.requests))
         return scheduled
 
     def update_from_output(
@@ -235,7 +241,9 @@ class Scheduler:
         if self.config.policy != "priority" or not self.running:
             return
         urgent = next(self.waiting.candidates(), None)
-        while urgent is not None and not urgent.num_placeholders and not self._can_admit(urgent):
+        if urgent is not None and (urgent.num_placeholders or urgent.is_stalled):
+            return
+        while urgent is not None and not self._can_admit(urgent):
             victim = self.running[-1]
             is_protected = victim.num_preemptions >= self.config.max_preemptions
             if is_protected or victim.source.priority <= urgent.source.priority:
@@ -268,7 +276,7 @@ class Scheduler:
             num_new = plan.chunk_of(request)
             new_blocks = self.kv_cache.extend(request, request.num_computed_tokens + num_new)
             while new_blocks is None:
-                victim = self._choose_victim(cursor)
+                victim = choose_victim(self.running, cursor, self.config)
                 if victim is None:
                     break
                 preempted = True
@@ -284,22 +292,6 @@ class Scheduler:
                     plan.add_blocks(request, new_blocks)
                 self._plan_tokens(plan, request, num_new)
         return preempted
-
-    def _choose_victim(self, cursor: int) -> Request | None:
-        """Return the running request that loses least work, of those not planned in this step.
-
-        Never the most important one, nor one that holds all its blocks; under `priority` only of
-        the least urgent level. None when there is none: then those that have blocks go on.
-        """
-        candidates = [
-            request
-            for request in self.running[max(cursor, 1) :]
-            if request.num_preemptions < self.config.max_preemptions
-        ]
-        if self.config.policy == "priority" and candidates:
-            lowest = max(request.source.priority for request in candidates)
-            candidates = [r for r in candidates if r.source.priority == lowest]
-        return min(candidates, key=lambda r: (r.num_computed_tokens, -r.arrival), default=None)
 
     def _schedule_waiting(self, plan: StepPlan) -> None:
         """Admit waiting requests in the order of the policy.
@@ -318,6 +310,8 @@ class Scheduler:
             ):
                 break
             if self.pause_mode == "new" and not request.was_admitted:
+                continue
+            if request.is_stalled:
                 continue
             if request.num_placeholders:
                 continue  # Preempted with samples in flight: its tokens are not all known yet.
@@ -343,6 +337,19 @@ class Scheduler:
             self._admit(plan, request, hit, num_reserved)
         for request in admitted:
             self.waiting.remove(request)
+
+    def _give_way(self, plan: StepPlan) -> bool:
+        """Preempt requests whose open prompts stall, when all others wait; False without any.
+
+        They hold blocks, or are to write one that another waits for, and nobody knows how long.
+        What they have computed stays cached.
+        """
+        stalled = [request for request in self.running if request.is_stalled]
+        if plan.budget <= 0 or all(request.is_stalled for request in self.waiting):
+            return False
+        for request in stalled:
+            self._preempt(request)
+        return bool(stalled)
 
     @property
     def _spare_blocks(self) -> int:
@@ -426,7 +433,6 @@ class Scheduler:
         self.num_preempted += 1
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
-        victim.is_stalled = False
         self.counters.preemptions += 1
         victim.account.preemptions += 1
         self._tell_dropped(victim)
@@ -483,13 +489,3 @@ class Scheduler:
             self.waiting.remove(request)
         request.status = RequestStatus.FINISHED
         del self.requests[request.request_id]
-
-
-class _InFlightStep(NamedTuple):
-    """A step that was scheduled, and the requests that it computes, as they were then.
-
-    NOTE: requests, not ids: an id may live again before a step of its first life returns.
-    """
-
-    scheduled: SchedulerOutput
-    requests: list[Request]

@@ -6,8 +6,9 @@ It decides no order and touches no blocks (scheduler.py).
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
-from engine.output import NewRequestData
+from engine.output import NewRequestData, SchedulerOutput
 from engine.request import Request
 
 
@@ -79,3 +80,13 @@ class StepPlan:
                 choice=source.choice,
             )
         )
+
+
+class InFlightStep(NamedTuple):
+    """A step that was scheduled, and the requests that it computes, as they were then.
+
+    NOTE: requests, not ids: an id may live again before a step of its first life returns.
+    """
+
+    scheduled: SchedulerOutput
+    requests: list[Request]

@@ -111,3 +111,43 @@ def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
     whole_prompt = make_hybrid_core(GROUPS["full+cross"])
     with pytest.raises(RequestError, match="in one piece"):
         whole_prompt.add(open_request(5))
+
+
+def test_it_gives_way_to_a_request_that_needs_its_blocks() -> None:
+    core = make_core(num_blocks=12)
+    core.add(open_request(20))
+    result = Run(core)
+    settle(core, result)
+    other = make_request("other", range(60, 90), max_tokens=4)
+    core.add(other)
+    settle(core, result)
+    assert result.tokens["other"] == alone(other)
+    core.extend_prompt("a", PROMPT[20:], is_last=True)
+    assert result.to_end().tokens["a"] == alone(WHOLE)
+
+
+def test_nobody_waits_for_a_block_that_it_cannot_complete_yet() -> None:
+    """Its last token would complete a block, but it is not computed before the prompt grows."""
+    core = make_core()
+    core.add(open_request(4 * BLOCK_SIZE))
+    result = Run(core)
+    settle(core, result)
+    twin = make_request("twin", PROMPT[: 6 * BLOCK_SIZE], max_tokens=2)
+    core.add(twin)
+    settle(core, result)
+    assert result.tokens["twin"] == alone(twin)
+    core.extend_prompt("a", PROMPT[4 * BLOCK_SIZE :], is_last=True)
+    assert result.to_end().tokens["a"] == alone(WHOLE)
+
+
+def test_a_drained_engine_is_idle_although_a_prompt_is_open() -> None:
+    core = make_core()
+    core.add(open_request(20))
+    result = Run(core)
+    settle(core, result)
+    core.pause("new")
+    core.add(make_request("new", range(60, 70)))
+    assert not core.has_work
+    core.resume()
+    settle(core, result)
+    assert result.finish["new"] == "length"
