@@ -269,6 +269,7 @@ class EngineCore:
         except OutOfStepError as lost:
             self._resync_after(lost, step)
         self.scheduler.withdraw_steps()
+        self._resync.begin_anew()
         return self.resize(num_blocks - self.config.slab_blocks)
 
     def _resync_after(self, error: OutOfStepError, step: SchedulerOutput) -> None:

@@ -49,7 +49,7 @@ class Executor(Protocol):
         """Return what the oldest submitted step computed, once it has; call it once per step.
 
         OutOfDeviceMemoryError: the step was taken in up to its moves, but not computed; nor is
-        any later one, each `collect` raising the same, until a step names a new `num_blocks`.
+        any later one, each `collect` raising the same, until a resync.
         OutOfStepError: neither this step nor any later one was taken in, nothing is in flight any
         more, and the next step that is submitted is a resync.
         Any other exception means that the executor is lost.

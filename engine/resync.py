@@ -42,6 +42,10 @@ class Resync:
         else:
             self._moves += [move for step in steps for move in step.transfers]
 
+    def begin_anew(self) -> None:
+        """Note that steps were taken in, with their moves, but never computed."""
+        self._is_due = True
+
     def complete(self, step: SchedulerOutput, *, num_blocks: int) -> SchedulerOutput:
         """Return what the runner is to be told in place of `step`: the same unless a resync is due.
 

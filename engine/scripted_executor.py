@@ -134,6 +134,7 @@ class ScriptedExecutor:
         """Apply a step to rows and memory, up to what it computes."""
         if step.resync:
             self._rows.clear()
+            self._is_out_of_memory = False
         for request_id in step.dropped_request_ids:
             self._rows.pop(request_id, None)
         for new in step.new_requests:
@@ -175,7 +176,6 @@ class ScriptedExecutor:
         if num_blocks is None:
             return
         self._num_blocks = num_blocks
-        self._is_out_of_memory = False
         for block in self._memory[num_blocks:]:
             block[:] = bytes(len(block))
 

@@ -273,3 +273,19 @@ def test_what_a_withdrawn_step_was_to_write_is_never_found() -> None:
     assert core.kv_cache.pool.num_cached_hashes == 0
     assert not core.kv_cache.is_pending(hash_tokens(range(4), core.config.hash_scheme)[0])
     check_integrity(core.scheduler)
+
+
+def test_a_resize_that_is_in_flight_is_not_taken_for_the_end_of_a_shortage() -> None:
+    """The step that runs out of memory comes before the one that tells of the new size."""
+    core = make_core(num_blocks=64, slab_blocks=4, async_depth=2)
+    request = make_request("a", range(20), max_tokens=30)
+    core.add(request)
+    result = Run(core)
+    for _ in range(3):
+        result.step()
+    core.resize(48)
+    executor = core.executor
+    assert isinstance(executor, ScriptedExecutor)
+    executor.max_device_blocks = 40
+    assert result.to_end().tokens["a"] == alone(request)
+    assert core.kv_cache.pool.num_blocks == 40

@@ -146,7 +146,7 @@ def test_an_engine_under_pressure_gives_the_tokens_of_one_with_room(
     assert rounds == [[alone.generate([p], greedy(4))[0] for p in prompts]] * 3
 
 
-def test_out_of_memory_voids_every_step_until_the_pool_has_a_new_size(
+def test_out_of_memory_voids_every_step_until_a_resync(
     executor: UniprocExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = executor._runner
@@ -164,6 +164,6 @@ def test_out_of_memory_voids_every_step_until_the_pool_has_a_new_size(
         execute(executor, step_of(scheduled={"a": 4}, computed={"a": 16}))
     again = new_request("a", FIRST, [3, 4])
     step = step_of(dropped=["a"], new=[again], scheduled={"a": 20})
-    output = execute(executor, step_with(step, num_blocks=12))
+    output = execute(executor, msgspec.structs.replace(step, num_blocks=12, resync=True))
     assert list(output.sampled_token_ids) == ["a"]
     execute(executor, step_of(dropped=["a"]))

@@ -64,6 +64,7 @@ class ModelRunner:
         transfer_s = self._memory.move(step.transfers)
         if step.num_blocks is not None:
             self._memory.resize(step.num_blocks)
+        if step.resync:
             self._is_out_of_memory = False
         if self._is_out_of_memory:
             raise OutOfDeviceMemoryError("a step before this one ran out of memory")
