@@ -48,7 +48,7 @@ FIGURES = (
     Figure("the same with hashing the prompt", "steady_admission", "with_admission", None),
     Figure("the same, prefix idle before", "steady_admission_idle_prefix", "total", None),
     Figure("step, 256 requests, 70 % of the blocks", "preemption_pressure", "total", None),
-    Figure("look-up of 1,000 cached blocks", "prefix_lookup", "get_computed_blocks", 150.0, None),
+    Figure("look-up of 1,000 cached blocks", "prefix_lookup", "lookup", 150.0, None),
     Figure("hashing 8,192 tokens", "block_hashing", "hash_only", 600.0, None),
 )
 
@@ -71,7 +71,7 @@ def measure(rng: Callable[[], random.Random], num_steps: int) -> Measured:
         "preemption_pressure/total",
         workloads.preemption_pressure(rng(), num_steps=min(300, num_steps * 3 // 2)),
     )
-    yield "prefix_lookup/get_computed_blocks", workloads.prefix_look_up(rng(), repeat=num_steps)
+    yield "prefix_lookup/lookup", workloads.prefix_look_up(rng(), repeat=num_steps)
     yield "block_hashing/hash_only", workloads.block_hashing(rng(), repeat=num_steps)
 
 
