@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from kvindex.foundation.clock import SystemClock
+from kvindex.foundation.clock import SystemClock, VirtualClock
 from kvindex.foundation.errors import DependencyError
 from kvindex.redis_connect import connect
 from router.config import Limits, TenantConfig
@@ -48,7 +48,7 @@ async def test_the_documented_rights_suffice_for_tenants_limits_and_usage(
         admin = connect(server.url)
         await call(admin, "ACL", "SETUSER", *documented_acl())
         redis = connect(server.url.replace("redis://", "redis://prefixfleet:PASSWORD@"))
-        limiter = RedisLimiter(redis, gateway="g", clock=SystemClock())
+        limiter = RedisLimiter(redis, gateway="g", clock=VirtualClock(USAGE.at))  # one day
         store, usage = RedisTenantStore(redis), RedisUsageLog(redis)
         assert await limiter.heartbeat(lease_s=60) == (1, False)
         scope = Scope("tenant/acme", Limits(tokens_per_minute=10, max_parallel=1))
