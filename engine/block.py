@@ -87,9 +87,7 @@ class FreeQueue:
 
     def popleft(self, tenant: str | None = None) -> Block:
         """Take the block that is reused first, whoever asks; IndexError when there is none."""
-        first = self._head.next
-        if first is None or first is self._tail:
-            raise IndexError("no free block")
+        first = self.first
         self.remove(first)
         return first
 

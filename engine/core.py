@@ -20,6 +20,7 @@ from engine.invariants import check_integrity
 from engine.kv_cache_manager import KVCacheManager
 from engine.kv_groups.group import InFlight
 from engine.messages import (
+    EngineInfo,
     EngineOutput,
     EngineRequest,
     EngineStats,
@@ -34,11 +35,11 @@ from engine.resync import MAX_RESYNCS, Resync
 from engine.scheduler import Scheduler
 from engine.stats import EngineCounters, StepRates
 from engine.step_stream import OutOfStepError
-from engine.transfer import BlockCopy
 from engine.validate import ModelLimits
 from kvindex.events import KVEvent
 from kvindex.foundation.clock import Clock
 from kvindex.foundation.errors import ConfigError
+from kvindex.hashing import known_answer
 
 logger = logging.getLogger("prefixfleet.engine.core")
 
@@ -76,17 +77,24 @@ class EngineCore:
             restore_cost=self._restore_cost,
         )
         self._min_blocks = self._smallest_size()
-        self.max_model_len = self._longest_sequence(info.num_blocks)
         self.vocab_size = info.vocab_size
         self.counters = EngineCounters()
         self.scheduler = Scheduler(
-            config, self.kv_cache, max_model_len=self.max_model_len, counters=self.counters
+            config,
+            self.kv_cache,
+            max_model_len=self._longest_sequence(info.num_blocks),
+            counters=self.counters,
         )
         self._in_flight: deque[_Submitted] = deque()
         self._resync = Resync()
         self._returned_at = 0.0
         self._num_steps = 0
         self._num_added = 0
+
+    @property
+    def max_model_len(self) -> int:
+        """The most tokens that a sequence may have now."""
+        return self.scheduler.max_model_len
 
     @property
     def has_work(self) -> bool:
@@ -152,8 +160,7 @@ class EngineCore:
             self._resync_after(error, step)
             return []
         self._resync.settle()
-        num_moved = sum(1 for move in step.transfers if not isinstance(move, BlockCopy))
-        self._restore_cost.observe(num_blocks=num_moved, transfer_s=output.transfer_s)
+        self._restore_cost.observe(num_blocks=step.num_tier_moves, transfer_s=output.transfer_s)
         if step.num_scheduled_tokens:
             now = self._clock.monotonic()
             num_prefill = self._num_prefill_tokens(step)
@@ -191,9 +198,9 @@ class EngineCore:
         most = self.executor.info.num_blocks
         slab = self.config.slab_blocks
         size = most if num_blocks >= most else max(num_blocks // slab * slab, self._min_blocks)
-        self.max_model_len = self._longest_sequence(size)
-        logger.info("KV cache resized num_blocks=%d max_model_len=%d", size, self.max_model_len)
-        return self.scheduler.resize(size, max_model_len=self.max_model_len)
+        max_model_len = self._longest_sequence(size)
+        logger.info("KV cache resized num_blocks=%d max_model_len=%d", size, max_model_len)
+        return self.scheduler.resize(size, max_model_len=max_model_len)
 
     def pause(self, mode: PauseMode) -> None:
         """Stop computing after the steps in flight, or only admit nothing new (see PauseMode)."""
@@ -202,6 +209,27 @@ class EngineCore:
     def resume(self) -> None:
         """Go on after a pause; a no-op without one."""
         self.scheduler.pause_mode = None
+
+    def info(
+        self,
+        *,
+        boot_ns: int,
+        events_endpoint: str | None = None,
+        replay_endpoint: str | None = None,
+    ) -> EngineInfo:
+        """Describe this engine to its clients; `boot_ns` tells its lives apart."""
+        return EngineInfo(
+            boot_ns=boot_ns,
+            num_blocks=self.kv_cache.pool.num_usable,
+            block_size=self.config.block_size,
+            max_model_len=self.max_model_len,
+            known_answer=known_answer(self.config.hash_scheme),
+            events_endpoint=events_endpoint,
+            replay_endpoint=replay_endpoint,
+            execution_digest=self.executor.info.execution_digest,
+            vocab_size=self.vocab_size,
+            cache_layout=self.kv_cache.layout,
+        )
 
     def tenant_stats(self) -> dict[str, TenantStats]:
         """Return the share of each tenant, "" for requests without one; O(blocks in use)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from engine.frontend.sampling_params import SamplingParams
-from engine.transfer import BlockTransfer
+from engine.transfer import BlockCopy, BlockTransfer
 
 
 class NewRequestData(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +51,11 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     transfers: list[BlockTransfer] = []
     num_blocks: int | None = None  # the pool's size from this step's computation on, if it changed
     resync: bool = False  # forget every request first: all that run are among the new ones
+
+    @property
+    def num_tier_moves(self) -> int:
+        """Blocks that go to the host tier or come from it."""
+        return sum(1 for move in self.transfers if not isinstance(move, BlockCopy))
 
     @property
     def total_scheduled_tokens(self) -> int:

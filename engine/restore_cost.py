@@ -5,9 +5,7 @@ Both sides are measured: transfers here, prefill in stats.py. It knows no blocks
 
 from __future__ import annotations
 
-from engine.stats import StepRates
-
-_SMOOTHING = 0.2
+from engine.stats import StepRates, blend
 
 
 class RestoreCost:
@@ -25,9 +23,7 @@ class RestoreCost:
         """Take in the transfers of one step."""
         if not num_blocks or transfer_s <= 0:
             return
-        rate = num_blocks / transfer_s
-        old = self.blocks_per_s
-        self.blocks_per_s = rate if old == 0 else old + _SMOOTHING * (rate - old)
+        self.blocks_per_s = blend(self.blocks_per_s, num_blocks / transfer_s)
 
     def is_worth_restoring(self, *, num_blocks: int, num_tokens: int) -> bool:
         """Tell whether moving the blocks takes no longer than computing what they save.

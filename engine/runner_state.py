@@ -22,6 +22,7 @@ class RunningRequest:
     source: NewRequestData
     token_ids: list[int]
     block_ids: list[list[int]]
+    num_prompt_tokens: int
     num_computed_tokens: int
 
 
@@ -47,13 +48,16 @@ class RunnerState:
                 new,
                 list(new.token_ids),
                 [list(ids) for ids in new.block_ids],
+                new.num_prompt_tokens,
                 new.num_computed_tokens,
             )
         for request_id, new_ids in step.new_block_ids.items():
             for known, more in zip(self._known(step, request_id).block_ids, new_ids, strict=True):
                 known.extend(more)
         for request_id, token_ids in step.new_prompt_ids.items():
-            self._known(step, request_id).token_ids.extend(token_ids)
+            request = self._known(step, request_id)
+            request.token_ids.extend(token_ids)
+            request.num_prompt_tokens += len(token_ids)
         for request_id, num_tokens in step.num_scheduled_tokens.items():
             request = self._known(step, request_id)
             expected = step.num_computed_tokens[request_id]

@@ -188,8 +188,7 @@ class Scheduler:
         unchanged. Call it between steps only.
         """
         if preempt_running:
-            while self.running:
-                self._preempt(self.running[-1])
+            self._preempt_all()
         return self.pool.reset()
 
     def resize(self, num_blocks: int, *, max_model_len: int) -> list[EngineOutput]:
@@ -212,8 +211,7 @@ class Scheduler:
 
         What they were to write is never committed; running requests wait to be planned again.
         """
-        while self.running:
-            self._preempt(self.running[-1])
+        self._preempt_all()
         for step, requests in self._in_flight:
             self.kv_cache.commit_step(step.step)
             for request in requests:
@@ -437,6 +435,10 @@ class Scheduler:
         victim.account.preemptions += 1
         self._tell_dropped(victim)
         self.waiting.add(victim)
+
+    def _preempt_all(self) -> None:
+        while self.running:
+            self._preempt(self.running[-1])
 
     def _tell_dropped(self, request: Request) -> None:
         self._dropped.append(request.request_id)

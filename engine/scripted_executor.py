@@ -10,14 +10,14 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 
 from engine.executor import ExecutorInfo, OutOfDeviceMemoryError
 from engine.kv_groups.group import resolve_groups
 from engine.kv_groups.spec import ONE_FULL_ATTENTION_GROUP, KVGroupSpec
-from engine.output import ModelRunnerOutput, NewRequestData, SchedulerOutput
+from engine.output import ModelRunnerOutput, SchedulerOutput
+from engine.runner_state import RunnerState, RunningRequest
 from engine.scripted_memory import SLOT_BYTES, Memory, ScriptedLayer, digest_of, make_layer
 from engine.transfer import BlockCopy, BlockTransfer, HostLoad, HostStore
 
@@ -46,20 +46,7 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def transfer_s(self, step: SchedulerOutput) -> float:
         """Return the part of it that moves between pool and host tier take."""
-        num_moved = sum(1 for move in step.transfers if not isinstance(move, BlockCopy))
-        return num_moved * self.per_moved_block_s
-
-
-@dataclass(slots=True)
-class _Row:
-    """What the runner remembers of a running request; block ids per cache group."""
-
-    source: NewRequestData
-    token_ids: list[int]
-    block_ids: list[list[int]]
-    num_prompt_tokens: int
-    num_computed_tokens: int
-    prompt_digest: bytes
+        return step.num_tier_moves * self.per_moved_block_s
 
 
 class ScriptedExecutor:
@@ -101,7 +88,8 @@ class ScriptedExecutor:
         self._is_out_of_memory = False
         self.max_device_blocks: int | None = None
         self._layers: list[ScriptedLayer] = [make_layer(group, self._memory) for group in groups]
-        self._rows: dict[str, _Row] = {}
+        self._state = RunnerState()
+        self._prompt_digests: dict[str, bytes] = {}
         self._submitted: deque[SchedulerOutput] = deque()
 
     def submit(self, step: SchedulerOutput) -> None:
@@ -114,53 +102,41 @@ class ScriptedExecutor:
         self._fold(step)
         self._check_memory(step)
         sampled: dict[str, list[int]] = {}
-        for request_id, count in step.num_scheduled_tokens.items():
-            row = self._rows[request_id]
-            assert row.num_computed_tokens == step.num_computed_tokens[request_id]
-            self._write(row, count)
-            if row.num_computed_tokens == len(row.token_ids):
-                token_id = self._sample(row)
-                row.token_ids.append(token_id)
-                sampled[request_id] = [token_id]
+        for request_id in step.num_scheduled_tokens:
+            request = self._state.requests[request_id]
+            self._write(request, step.num_computed_tokens[request_id])
+            if request.num_computed_tokens == len(request.token_ids):
+                sampled[request_id] = [self._sample(request)]
         if self._sleep is not None and step.num_scheduled_tokens:
             self._sleep(self.cost.of(step))
-        return ModelRunnerOutput(sampled_token_ids=sampled, transfer_s=self.cost.transfer_s(step))
+        output = ModelRunnerOutput(sampled_token_ids=sampled, transfer_s=self.cost.transfer_s(step))
+        self._state.take_output(output)
+        return output
 
     def close(self) -> None:
         """Forget every request."""
-        self._rows.clear()
+        self._state.requests.clear()
+        self._prompt_digests.clear()
 
     def _fold(self, step: SchedulerOutput) -> None:
-        """Apply a step to rows and memory, up to what it computes."""
+        """Apply a step to requests and memory, up to what it computes."""
         if step.resync:
-            self._rows.clear()
+            self._prompt_digests.clear()
             self._is_out_of_memory = False
+        self._state.take_step(step)
         for request_id in step.dropped_request_ids:
-            self._rows.pop(request_id, None)
+            self._prompt_digests.pop(request_id, None)
         for new in step.new_requests:
-            assert new.request_id not in self._rows, f"{new.request_id} is new but known"
-            self._rows[new.request_id] = _Row(
-                source=new,
-                token_ids=list(new.token_ids),
-                block_ids=[list(ids) for ids in new.block_ids],
-                num_prompt_tokens=new.num_prompt_tokens,
-                num_computed_tokens=new.num_computed_tokens,
-                prompt_digest=digest_of(new.token_ids[: new.num_prompt_tokens]),
-            )
-        for request_id, new_ids in step.new_block_ids.items():
-            for known, more in zip(self._rows[request_id].block_ids, new_ids, strict=True):
-                known.extend(more)
-        for request_id, token_ids in step.new_prompt_ids.items():
-            row = self._rows[request_id]
-            row.token_ids.extend(token_ids)
-            row.num_prompt_tokens += len(token_ids)
+            prompt = new.token_ids[: new.num_prompt_tokens]
+            self._prompt_digests[new.request_id] = digest_of(prompt)
         for move in step.transfers:
             self._move(move)
         self._resize(step.num_blocks)
         for new in step.new_requests:
-            row = self._rows[new.request_id]
-            for layer, table in zip(self._layers, row.block_ids, strict=True):
-                layer.enter(table, row.token_ids, row.prompt_digest, row.num_computed_tokens)
+            digest = self._prompt_digests[new.request_id]
+            tables = self._state.requests[new.request_id].block_ids
+            for layer, table in zip(self._layers, tables, strict=True):
+                layer.enter(table, new.token_ids, digest, new.num_computed_tokens)
 
     def _move(self, move: BlockTransfer) -> None:
         match move:
@@ -186,24 +162,25 @@ class ScriptedExecutor:
         if self._is_out_of_memory:
             raise OutOfDeviceMemoryError(f"{self._num_blocks} blocks do not fit, {limit} do")
 
-    def _write(self, row: _Row, count: int) -> None:
-        start, end = row.num_computed_tokens, row.num_computed_tokens + count
-        for layer, table in zip(self._layers, row.block_ids, strict=True):
-            layer.write(table, row.token_ids, row.prompt_digest, start, end)
-        row.num_computed_tokens = end
+    def _write(self, request: RunningRequest, start: int) -> None:
+        """Write the slots from `start` up to what the step computes."""
+        digest = self._prompt_digests[request.source.request_id]
+        end = request.num_computed_tokens
+        for layer, table in zip(self._layers, request.block_ids, strict=True):
+            layer.write(table, request.token_ids, digest, start, end)
 
-    def _sample(self, row: _Row) -> int:
+    def _sample(self, request: RunningRequest) -> int:
         """Hash all contents that the last token reads, through the block tables."""
         digest = hashlib.blake2b(digest_size=SLOT_BYTES)
-        for layer, block_ids in zip(self._layers, row.block_ids, strict=True):
-            layer.read(block_ids, row.num_computed_tokens, digest)
-        sampling = row.source.sampling
-        position = len(row.token_ids) - row.num_prompt_tokens
+        for layer, block_ids in zip(self._layers, request.block_ids, strict=True):
+            layer.read(block_ids, request.num_computed_tokens, digest)
+        sampling = request.source.sampling
+        position = len(request.token_ids) - request.num_prompt_tokens
         if sampling.temperature > 0:
-            digest.update(f"{sampling.seed}/{row.source.choice}/{position}".encode())
+            digest.update(f"{sampling.seed}/{request.source.choice}/{position}".encode())
         span = self.info.vocab_size - self._first_token
         token_id = self._first_token + int.from_bytes(digest.digest(), "big") % span
-        masked = {*row.source.eos_token_ids, *sampling.stop_token_ids}
+        masked = {*request.source.eos_token_ids, *sampling.stop_token_ids}
         while position < sampling.min_tokens and token_id in masked:
             token_id = self._first_token + (token_id - self._first_token + 1) % span
         return token_id

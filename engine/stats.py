@@ -62,10 +62,10 @@ class StepRates:
             return
         if num_prefill_tokens >= _MIN_PREFILL_TOKENS:
             rate = (num_prefill_tokens + num_decode_tokens) / step_s
-            self.prefill_tokens_per_s = _blend(self.prefill_tokens_per_s, rate)
+            self.prefill_tokens_per_s = blend(self.prefill_tokens_per_s, rate)
         elif num_decode_tokens and not num_prefill_tokens:
             rate = num_decode_tokens / step_s
-            self.decode_tokens_per_s = _blend(self.decode_tokens_per_s, rate)
+            self.decode_tokens_per_s = blend(self.decode_tokens_per_s, rate)
 
     def tokens_within(self, step_s: float) -> int | None:
         """Return how many tokens a step of `step_s` seconds may compute, None for any number.
@@ -79,5 +79,6 @@ class StepRates:
         return max(_MIN_PREFILL_TOKENS, int(self.prefill_tokens_per_s * step_s))
 
 
-def _blend(old: float, new: float) -> float:
+def blend(old: float, new: float) -> float:
+    """Return a smoothed speed after one more measurement; 0 stands for none before."""
     return new if old == 0 else old + _SMOOTHING * (new - old)

@@ -7,6 +7,8 @@ as a model would, so a wrong, stale, missing or too early freed block would show
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -52,23 +54,31 @@ class TrafficMachine(RuleBasedStateMachine):
         share: float,
         max_preemptions: int,
     ) -> None:
+        self.begin(
+            groups,
+            tightness=tightness,
+            budget=budget,
+            policy=policy,
+            max_preemptions=max_preemptions,
+            max_prefill_share=share,
+            async_depth=async_depth,
+        )
+
+    def begin(self, groups: str, *, tightness: int, **settings: Any) -> None:
+        """Build a core of few requests over a pool from tight to ample."""
         self.groups = GROUPS[groups]
         sizes = [14, 18, 90] if len(self.groups) == 1 else [26, 34, 90]
         self.core = make_hybrid_core(
             self.groups,
             num_blocks=sizes[tightness],
-            budget=budget,
             max_num_seqs=4,
             watermark=0.1,
-            policy=policy,
             max_bypass=2,
-            max_preemptions=max_preemptions,
-            max_prefill_share=share,
-            async_depth=async_depth,
+            **settings,
         )
         self.run = Run(self.core)
         self.requests: dict[str, EngineRequest] = {}
-        self.stored: set[tuple[int | None, object]] = set()
+        self.held: set[tuple[str | None, int | None, object]] = set()
         self.num_added = 0
         self.to_come: dict[str, list[int]] = {}
 
@@ -168,21 +178,25 @@ class TrafficMachine(RuleBasedStateMachine):
 
     @invariant()
     def everything_holds(self) -> None:
-        """Check the engine's invariants, and that its events tell what is cached."""
+        """Check the engine's invariants, and that its events tell what each tier holds."""
         check_integrity(self.core.scheduler)
+        pool = self.core.kv_cache.pool
         for event in self.core.take_events():
             match event:
-                case BlockStored(block_hashes=hashes, group_idx=group):
-                    keys = {(group, h) for h in hashes}
-                    assert not keys & self.stored, "stored twice"
-                    self.stored |= keys
-                case BlockRemoved(block_hashes=hashes, group_idx=group):
-                    keys = {(group, h) for h in hashes}
-                    assert keys <= self.stored, "removed but never stored"
-                    self.stored -= keys
+                case BlockStored(block_hashes=hashes, medium=medium, group_idx=group):
+                    keys = {(medium, group, h) for h in hashes}
+                    assert not keys & self.held, "stored twice"
+                    self.held |= keys
+                case BlockRemoved(block_hashes=hashes, medium=medium, group_idx=group):
+                    keys = {(medium, group, h) for h in hashes}
+                    assert keys <= self.held, "removed but never stored"
+                    self.held -= keys
                 case AllBlocksCleared():
-                    self.stored.clear()
-        assert self.stored == set(self.core.kv_cache.pool.cached_keys())
+                    self.held.clear()
+        expected = {("GPU", *key) for key in pool.map}
+        if pool.host is not None:
+            expected |= {("CPU", *key) for key in pool.host.map}
+        assert self.held == expected
 
     def teardown(self) -> None:
         """Run to the end: every request that was not aborted has its own tokens."""

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 from engine.config import QueuePolicy
 from engine.frontend.errors import RequestError
-from engine.invariants import check_integrity
-from engine.messages import EngineRequest
 from engine.scripted_executor import ScriptedExecutor
-from kvindex.events import AllBlocksCleared, BlockRemoved, BlockStored
-from tests.engine.build import Run
-from tests.engine.hybrid import GROUPS, alone_with, make_hybrid_core
+from tests.engine.hybrid import GROUPS, alone_with
 from tests.engine.machine import TrafficMachine, machine_settings
 
 _SLAB = 4
@@ -45,16 +41,11 @@ class TierMachine(TrafficMachine):
         shares: dict[str, float],
         budget: int,
     ) -> None:
-        self.groups = GROUPS[groups]
-        sizes = [14, 18, 90] if len(self.groups) == 1 else [26, 34, 90]
-        self.core = make_hybrid_core(
-            self.groups,
-            num_blocks=sizes[tightness],
+        self.begin(
+            groups,
+            tightness=tightness,
             budget=budget,
-            max_num_seqs=4,
-            watermark=0.1,
             policy=policy,
-            max_bypass=2,
             max_preemptions=2,
             max_prefill_share=0.5,
             async_depth=async_depth,
@@ -62,11 +53,6 @@ class TierMachine(TrafficMachine):
             kv_shares=shares,
             slab_blocks=_SLAB,
         )
-        self.run = Run(self.core)
-        self.requests: dict[str, EngineRequest] = {}
-        self.held: set[tuple[str | None, int | None, object]] = set()
-        self.num_added = 0
-        self.to_come: dict[str, list[int]] = {}
         self.shortest_limit = self.core.max_model_len
 
     @rule(num_slabs=st.integers(5, 24))
@@ -131,32 +117,6 @@ class TierMachine(TrafficMachine):
                 assert self.run.finish[request_id] in ("length", "error")
                 assert len(request.prompt_token_ids) + len(tokens) >= self.shortest_limit
         assert self.core.kv_cache.pool.num_free == self.core.kv_cache.pool.num_usable
-
-    def check_events(self) -> None:
-        """Check that events tell, in order, what each tier holds."""
-        pool = self.core.kv_cache.pool
-        for event in self.core.take_events():
-            match event:
-                case BlockStored(block_hashes=hashes, medium=medium, group_idx=group):
-                    keys = {(medium, group, h) for h in hashes}
-                    assert not keys & self.held, "stored twice"
-                    self.held |= keys
-                case BlockRemoved(block_hashes=hashes, medium=medium, group_idx=group):
-                    keys = {(medium, group, h) for h in hashes}
-                    assert keys <= self.held, "removed but never stored"
-                    self.held -= keys
-                case AllBlocksCleared():
-                    self.held.clear()
-        expected = {("GPU", *key) for key in pool.map}
-        if pool.host is not None:
-            expected |= {("CPU", *key) for key in pool.host.map}
-        assert self.held == expected
-
-    @invariant()
-    def everything_holds(self) -> None:
-        """Check the engine's invariants, and that its events tell what is cached."""
-        check_integrity(self.core.scheduler)
-        self.check_events()
 
 
 class TierMachineAtLength(TierMachine):

@@ -1,11 +1,14 @@
 """How a core or runner process is started and reached: its command line and its two sockets.
 
-Shared by the clients of a core and the executor of a runner. It knows no message.
+Shared by both ends: the clients of a core and the executor of a runner. It knows no message.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -16,7 +19,11 @@ import zmq
 from kvindex.foundation.die_with_parent import wrap
 from worker.core.spec import CoreSpec
 
+CORE_MODULE = "worker.core.process"
+CLOSE_TIMEOUT_S = 5.0
 _RECONNECT_MS = 10
+AnswerT = TypeVar("AnswerT")
+MessageT = TypeVar("MessageT")
 SocketT = TypeVar("SocketT", bound="zmq.Socket[Any]")
 
 
@@ -25,9 +32,32 @@ def child_argv(module: str) -> list[str]:
     return wrap([sys.executable, "-P", "-m", module], signal.SIGKILL)
 
 
+def start_child(module: str, spec: bytes) -> subprocess.Popen[bytes]:
+    """Start a child that runs `module`, and tell it its spec; it may have ended before it read."""
+    process = subprocess.Popen(child_argv(module), stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+        stdin.write(spec)
+    return process
+
+
+def decode(
+    decoder: msgspec.msgpack.Decoder[MessageT], payload: bytes, log: logging.Logger
+) -> MessageT | None:
+    """Return a message of the other end, None for one that is logged and dropped.
+
+    Such a message is not from a process of ours: those encode what their peers decode.
+    """
+    try:
+        return decoder.decode(payload)
+    except msgspec.DecodeError as error:
+        log.error("dropped a message that does not decode error=%s", error)
+        return None
+
+
 def core_argv() -> list[str]:
     """Return the argument list of an engine core."""
-    return child_argv("worker.core.process")
+    return child_argv(CORE_MODULE)
 
 
 class CoreSockets(Generic[SocketT]):

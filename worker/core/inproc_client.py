@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Sequence
 from engine.core import EngineCore
 from engine.frontend.errors import RequestError
 from engine.messages import (
-    EngineInfo,
     EngineOutput,
     EngineRequest,
     EngineStats,
@@ -22,7 +21,6 @@ from engine.messages import (
     TenantStats,
 )
 from kvindex.foundation.clock import Clock
-from kvindex.hashing import known_answer
 from worker.core.client import EngineClient
 from worker.core.output_router import OutputRouter, refusal
 
@@ -42,16 +40,7 @@ class AsyncInprocClient:
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.dead_reason: str | None = None
-        self.info = EngineInfo(
-            boot_ns=int(clock.now() * 1e9),
-            num_blocks=core.kv_cache.pool.num_usable,
-            block_size=core.config.block_size,
-            max_model_len=core.max_model_len,
-            known_answer=known_answer(core.config.hash_scheme),
-            execution_digest=core.executor.info.execution_digest,
-            vocab_size=core.vocab_size,
-            cache_layout=core.kv_cache.layout,
-        )
+        self.info = core.info(boot_ns=int(clock.now() * 1e9))
 
     @classmethod
     async def start(cls, core: EngineCore, clock: Clock) -> AsyncInprocClient:

@@ -31,7 +31,6 @@ from engine.messages import (
     CoreDead,
     CoreOutputs,
     CoreReady,
-    EngineInfo,
     EngineOutput,
     EngineRequest,
     ExtendPrompt,
@@ -54,9 +53,9 @@ from kvindex.events import EventBatch
 from kvindex.foundation.clock import SystemClock
 from kvindex.foundation.errors import PrefixFleetError
 from kvindex.foundation.logs import setup_logging
-from kvindex.hashing import known_answer
 from kvindex.publisher import EventPublisher
 from kvindex.topic import KvTopic
+from worker.core.core_link import decode
 from worker.core.output_router import refusal
 from worker.core.spec import CoreSpec
 from worker.executors.build import build_executor
@@ -74,7 +73,7 @@ class CoreProcess:
         self._dp_rank = spec.dp_rank
         self._heartbeat_s = spec.heartbeat_s
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(ToCore)
+        self._decoder: msgspec.msgpack.Decoder[ToCore] = msgspec.msgpack.Decoder(ToCore)
         self._context = zmq.Context()
         self._input = self._context.socket(zmq.PULL)
         self._input.setsockopt(zmq.RCVHWM, 0)
@@ -89,7 +88,13 @@ class CoreProcess:
 
     def run(self) -> None:
         """Serve until a Shutdown message."""
-        self._send(CoreReady(info=self._info()))
+        publisher = self._publisher
+        info = self._core.info(
+            boot_ns=self._boot_ns,
+            events_endpoint=publisher.endpoint if publisher else None,
+            replay_endpoint=publisher.replay_endpoint if publisher else None,
+        )
+        self._send(CoreReady(info=info))
         while not self._stopping:
             self._read_input()
             outputs: list[EngineOutput] = []
@@ -113,21 +118,6 @@ class CoreProcess:
         self._context.term()
         self._core.executor.close()
 
-    def _info(self) -> EngineInfo:
-        core, publisher = self._core, self._publisher
-        return EngineInfo(
-            boot_ns=self._boot_ns,
-            num_blocks=core.kv_cache.pool.num_usable,
-            block_size=core.config.block_size,
-            max_model_len=core.max_model_len,
-            known_answer=known_answer(core.config.hash_scheme),
-            events_endpoint=publisher.endpoint if publisher else None,
-            replay_endpoint=publisher.replay_endpoint if publisher else None,
-            execution_digest=core.executor.info.execution_digest,
-            vocab_size=core.vocab_size,
-            cache_layout=core.kv_cache.layout,
-        )
-
     def _read_input(self) -> None:
         """Take in every message that has arrived; wait for one heartbeat when there is no work."""
         timeout_ms = 0 if self._core.has_work else int(self._heartbeat_s * 1000)
@@ -136,17 +126,12 @@ class CoreProcess:
             timeout_ms = 0
 
     def _handle(self, payload: bytes) -> None:
-        try:
-            message = self._decoder.decode(payload)
-        except msgspec.DecodeError as error:
-            _log.error("dropped a message that does not decode error=%s", error)
-            return
-        match message:
+        match decode(self._decoder, payload, _log):
             case AddRequests(requests=requests):
                 for request in requests:
                     self._add(request)
-            case ExtendPrompt():
-                self._extend(message)
+            case ExtendPrompt() as part:
+                self._extend(part)
             case AbortRequests(request_ids=ids):
                 self._core.abort(ids)
             case UtilityCall(call_id=call_id, utility=utility):

@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import zmq
@@ -47,13 +46,11 @@ from engine.messages import (
 )
 from kvindex.foundation.errors import DependencyError
 from worker.core.client import EngineClient
-from worker.core.core_link import CoreSockets, core_argv
+from worker.core.core_link import CLOSE_TIMEOUT_S, AnswerT, CoreSockets, core_argv, decode
 from worker.core.output_router import OutputRouter
 from worker.core.spec import CoreSpec
 
 _log = logging.getLogger("prefixfleet.core_client")
-CLOSE_TIMEOUT_S = 5.0
-AnswerT = TypeVar("AnswerT")
 
 
 class ProcessClient:
@@ -214,15 +211,10 @@ class ProcessClient:
     async def _read(self) -> None:
         """Take in what the core sends, until this client is closed."""
         while True:
-            payload = await self._sockets.output.recv()
-            try:
-                message = self._decoder.decode(payload)
-            except msgspec.DecodeError as error:
-                # Not from a core of ours: those encode what this decodes.
-                _log.error("dropped a message that does not decode error=%s", error)
-                continue
-            self.last_heard_at = time.monotonic()
-            self._take(message)
+            message = decode(self._decoder, await self._sockets.output.recv(), _log)
+            if message is not None:
+                self.last_heard_at = time.monotonic()
+                self._take(message)
 
     def _take(self, message: FromCore) -> None:
         match message:

@@ -44,8 +44,14 @@ from engine.messages import (
     UtilityResult,
 )
 from kvindex.foundation.errors import DependencyError
-from worker.core.core_link import CoreSockets, core_argv
-from worker.core.process_client import CLOSE_TIMEOUT_S, AnswerT
+from worker.core.core_link import (
+    CLOSE_TIMEOUT_S,
+    CORE_MODULE,
+    AnswerT,
+    CoreSockets,
+    decode,
+    start_child,
+)
 from worker.core.spec import CoreSpec
 
 _log = logging.getLogger("prefixfleet.core_client")
@@ -85,9 +91,8 @@ class SyncProcessClient:
         self.stats = EngineStats()
         self.dead_reason: str | None = None
         self._sockets = CoreSockets(socket_dir, zmq.Context())
-        self._process = subprocess.Popen(core_argv(), stdin=subprocess.PIPE)
+        self._process = start_child(CORE_MODULE, self._sockets.told_to(spec))
         try:
-            self._send_spec(self._sockets.told_to(spec))
             while self._info is None:
                 self._receive(start_timeout_s)
         except RequestError as error:
@@ -200,14 +205,6 @@ class SyncProcessClient:
         self.dead_reason = self.dead_reason or "the engine was closed"
         self._sockets.close()
 
-    def _send_spec(self, spec: bytes) -> None:
-        assert self._process.stdin is not None
-        try:
-            with self._process.stdin as stdin:
-                stdin.write(spec)
-        except BrokenPipeError:
-            pass  # It ended before it read; `_receive` says how.
-
     def _call(self, utility: Utility, answer: type[AnswerT]) -> AnswerT:
         self._num_calls += 1
         call_id = self._num_calls
@@ -246,11 +243,8 @@ class SyncProcessClient:
                 return
 
     def _take(self, payload: bytes) -> None:
-        try:
-            message = self._decoder.decode(payload)
-        except msgspec.DecodeError as error:
-            # Not from a core of ours: those encode what this decodes.
-            _log.error("dropped a message that does not decode error=%s", error)
+        message = decode(self._decoder, payload, _log)
+        if message is None:
             return
         self._last_heard_at = time.monotonic()
         match message:

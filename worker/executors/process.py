@@ -6,7 +6,6 @@ ahead, so the model computes one while the next is scheduled. It knows no schedu
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import shutil
 import subprocess
@@ -21,7 +20,7 @@ from engine.executor import ExecutorInfo, OutOfDeviceMemoryError
 from engine.output import ModelRunnerOutput, SchedulerOutput
 from engine.step_stream import OutOfStepError, StepSender
 from kvindex.foundation.errors import DependencyError
-from worker.core.core_link import CoreSockets, child_argv
+from worker.core.core_link import CoreSockets, decode, start_child
 from worker.core.spec import CoreSpec
 from worker.executors.runner_messages import (
     FromRunner,
@@ -97,14 +96,9 @@ class ProcessExecutor:
     def _start(self) -> ExecutorInfo:
         """Start a runner and wait until it can compute; nothing is left when it cannot."""
         self._sockets = CoreSockets(self._folder, zmq.Context())
-        process = subprocess.Popen(
-            child_argv("worker.executors.runner_process"), stdin=subprocess.PIPE
-        )
+        process = start_child("worker.executors.runner_process", self._sockets.told_to(self._spec))
         self._process = process
         try:
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
-                stdin.write(self._sockets.told_to(self._spec))
             answer = self._receive(self._start_timeout_s)
         except BaseException:
             self.close()
@@ -140,12 +134,9 @@ class ProcessExecutor:
         while True:
             is_dead = self._process.poll() is not None
             if self._sockets.output.poll(_LAST_ANSWER_MS if is_dead else _DEATH_CHECK_MS):
-                payload = self._sockets.output.recv()
-                try:
-                    return self._decoder.decode(payload)
-                except msgspec.DecodeError as error:
-                    # Not from a runner of ours: those encode what this decodes.
-                    _log.error("dropped a message that does not decode error=%s", error)
+                answer = decode(self._decoder, self._sockets.output.recv(), _log)
+                if answer is not None:
+                    return answer
             elif is_dead or (deadline is not None and time.monotonic() > deadline):
                 return None
 
