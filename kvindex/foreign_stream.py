@@ -160,10 +160,9 @@ class ForeignStream:
         last = self._last_seq
         if not self._concerns(frame) or self._is_known(frame):
             return
-        if frame.seq == 0 and last is None:
-            self._begin()
-        elif last is None:
-            await self._attach(lost=f"its events before number {frame.seq} were never seen")
+        if last is None:
+            if frame.seq > 0:
+                await self._attach(lost=f"its events before number {frame.seq} were never seen")
         elif frame.seq <= last:
             await self._attach(lost="the engine restarted")
         elif frame.seq > last + 1:
@@ -173,7 +172,7 @@ class ForeignStream:
         if self._is_known(frame):
             return
         if self._last_seq is None and frame.seq == 0:
-            self._begin()
+            self._lost_reason = None  # Nothing of this boot was missed.
         elif self._last_seq is not None and frame.seq != self._last_seq + 1:
             # The engine answered from another boot than the frame is of; the next look will tell.
             self._forget()
@@ -209,15 +208,10 @@ class ForeignStream:
         self._is_heard = True
         self.counters.num_replays += 1
         if not frames or frames[0].seq == 0:
-            self._begin()
+            self._lost_reason = None  # Nothing of this boot was missed.
         else:
             self._lost_reason = lost or f"its events before number {frames[0].seq} are lost"
         self._take(frames)
-
-    def _begin(self) -> None:
-        """Note that nothing of this boot was missed."""
-        self._is_heard = True
-        self._lost_reason = None
 
     async def _replayed(self, from_seq: int) -> list[EventFrame] | None:
         """Return what the engine replays for our rank, None when it does not."""

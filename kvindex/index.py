@@ -7,13 +7,16 @@ suite runs over both. It knows nothing of tenants, policies or HTTP, and it neve
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import msgspec
 
 from kvindex.hit_rule import CacheLayout
 
 TrustMode = Literal["EXACT", "DEGRADED", "FALLBACK"]
+TRUST_MODES: tuple[TrustMode, ...] = get_args(TrustMode)
+"""From the most trusted to the least."""
+
 Tier = Literal["gpu", "host"]
 OpKind = Literal["stored", "removed", "cleared"]
 

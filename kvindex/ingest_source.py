@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from kvindex.hit_rule import CacheLayout
-from kvindex.index import LoadReport, TrustMode
+from kvindex.index import TRUST_MODES, LoadReport, TrustMode
 from kvindex.registry import ReplicaRecord
 from kvindex.snapshot import SnapshotData
 
@@ -23,8 +23,8 @@ class Trust(msgspec.Struct, frozen=True):
 
     def at_most(self, other: Trust) -> Trust:
         """Return the lesser of two; this one where they are equal."""
-        order = ("FALLBACK", "DEGRADED", "EXACT")
-        return other if order.index(other.mode) < order.index(self.mode) else self
+        is_less = TRUST_MODES.index(other.mode) > TRUST_MODES.index(self.mode)
+        return other if is_less else self
 
 
 class IngestSource(msgspec.Struct, frozen=True, kw_only=True):

@@ -144,18 +144,16 @@ class RedisIndex:
         targets, epochs, reports, matched, loads, on_gpu, presences = answer
         self._hints.remember(hashes, matched)
         load_of = {place - 1: load for place, *load in loads}
-        hits = {
-            place - 1: hit_blocks(layout, presence, len(hashes))
-            for place, layout, presence in presences
-        }
         matches = [
             _match(*row, load_of.get(i, _NO_LOAD))
             for i, row in enumerate(
                 zip(targets, epochs, reports, matched, on_gpu or matched, strict=True)
             )
         ]
-        for place, num_blocks in hits.items():
-            matches[place] = msgspec.structs.replace(matches[place], matched_blocks=num_blocks)
+        for place, layout, presence in presences:
+            num_blocks = hit_blocks(layout, presence, len(hashes))
+            row = matches[place - 1]
+            matches[place - 1] = msgspec.structs.replace(row, matched_blocks=num_blocks)
         return sorted(matches, key=lambda match: match.target)
 
     async def touch_gateway(self, gateway: str, *, lease_s: float) -> None:

@@ -115,8 +115,8 @@ class Registry(Protocol):
         ...
 
 
-class Claims(Protocol):
-    """Tasks that only one process of a fleet may do; DependencyError when unreachable."""
+class FleetRegistry(Registry, Protocol):
+    """Who is in the fleet, and who does what only one process of it may."""
 
     async def claim(self, name: str, owner: str, *, lease_s: float) -> bool:
         """Take a task that only one process may do, or keep it; False while another has it."""
@@ -125,7 +125,3 @@ class Claims(Protocol):
     async def unclaim(self, name: str, owner: str) -> None:
         """Give a task back; what another has stays with it."""
         ...
-
-
-class FleetRegistry(Registry, Claims, Protocol):
-    """Who is in the fleet, and who does what only one may."""

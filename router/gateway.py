@@ -32,12 +32,7 @@ from router.app import build_admin_app, build_client_app
 from router.assembly import Gateway, Stores
 from router.config import GatewaySpec, load_spec
 from router.file_limit import raise_file_limit
-from router.tenancy.stores import (
-    TenancyStores,
-    check_state_server,
-    memory_stores,
-    redis_stores,
-)
+from router.tenancy.stores import TenancyStores, check_state_server, redis_stores
 
 log = logging.getLogger("prefixfleet.router")
 
@@ -134,11 +129,11 @@ def _private_stores() -> Stores:
     )
 
 
-async def _tenancy_stores(spec: GatewaySpec, id: str) -> TenancyStores:
-    """Return what must persist: in Redis, which is checked, or in this process without one."""
+async def _tenancy_stores(spec: GatewaySpec, id: str) -> TenancyStores | None:
+    """Return what must persist, in Redis, which is checked; None without one."""
     url = spec.redis.resolved_state_url
     if url == EMBEDDED:
-        return memory_stores(gateway=id, clock=SystemClock())
+        return None
     redis = connect(url, spec.redis)
     await check_state_server(redis)
     return redis_stores(redis, gateway=id, clock=SystemClock())

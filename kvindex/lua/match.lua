@@ -24,7 +24,7 @@ local prefixes = {}
 
 -- The shelf that is asked, as it moves the address of a block, and the tables that are read.
 local shift, tables = 0, {}
-local format, to_numbers, digits_by_position, last_nines = string.format, struct.unpack, {}, {}
+local digits_by_position, last_nines = {}, {}
 
 -- Returns the digits of the hash at a position from 0 on, and the last nine as a number.
 local function digits_at(position)

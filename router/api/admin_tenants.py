@@ -11,10 +11,8 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from aiohttp import web
 
-from engine.frontend.errors import RequestError
-from engine.frontend.parse import invalid_field
 from router.api.access import CHANGE
-from router.api.http import json_response, read_json
+from router.api.http import decode_as, json_response, read_json
 from router.api.openai import GATEWAY
 from router.config import Limits, TenantConfig, TenantKey
 from router.tenancy.administration import MadeKey, NewAdmin, NewKey
@@ -175,12 +173,7 @@ async def delete_admin(request: web.Request) -> web.StreamResponse:
 async def read_as(request: web.Request, kind: type[T]) -> T:
     """Decode a body, an empty one as `{}`; raise RequestError naming the field that is wrong."""
     body = await read_json(request, timeout_s=request.app[GATEWAY].config.body_timeout_s)
-    try:
-        return msgspec.json.decode(body or b"{}", type=kind)
-    except msgspec.ValidationError as error:
-        raise invalid_field(error) from None
-    except msgspec.DecodeError as error:
-        raise RequestError("invalid_request", f"the body is not JSON: {error}") from None
+    return decode_as(body or b"{}", kind)
 
 
 async def _patch_key(request: web.Request, patch: dict[str, Any]) -> web.StreamResponse:

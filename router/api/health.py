@@ -17,16 +17,8 @@ from router.assembly import Gateway
 from router.tenancy.fleet_limiter import FleetLimiter
 
 
-class IndexHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the shared index answers; `configured` is False for a gateway without one."""
-
-    configured: bool
-    reachable: bool
-    reason: str | None = None
-
-
-class StateHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the state store answers; while it does not, limits are enforced by share."""
+class StoreHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a store answers; `configured` is False for a gateway without it."""
 
     configured: bool
     reachable: bool
@@ -34,12 +26,16 @@ class StateHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a gateway; `mode` is the worst of its live replicas."""
+    """The state of a gateway; `mode` is the worst of its live replicas.
+
+    Without the shared `index`, requests are placed from what is known; without the `state` store,
+    limits are enforced by share.
+    """
 
     status: Literal["ok", "draining"]
     mode: TrustMode
-    index: IndexHealth
-    state: StateHealth
+    index: StoreHealth
+    state: StoreHealth
     num_replicas: int
     num_live_replicas: int
 
@@ -47,12 +43,11 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 def health_of(gateway: Gateway) -> Health:
     """Describe a gateway."""
     replicas = gateway.view.replicas
-    configured, reason = gateway.index is not None, gateway.view.store_down_reason
     return Health(
         status="draining" if gateway.admission.draining else "ok",
         mode=gateway.view.mode,
-        index=IndexHealth(
-            configured=configured, reachable=configured and reason is None, reason=reason
+        index=_store_health(
+            configured=gateway.index is not None, reason=gateway.view.store_down_reason
         ),
         state=_state_of(gateway),
         num_replicas=len(replicas),
@@ -60,12 +55,17 @@ def health_of(gateway: Gateway) -> Health:
     )
 
 
-def _state_of(gateway: Gateway) -> StateHealth:
+def _state_of(gateway: Gateway) -> StoreHealth:
     limiter = gateway.tenancy.limiter
     if not isinstance(limiter, FleetLimiter):
-        return StateHealth(configured=False, reachable=False)
-    reason = limiter.down_reason
-    return StateHealth(configured=True, reachable=reason is None, reason=reason)
+        return _store_health(configured=False, reason=None)
+    return _store_health(configured=True, reason=limiter.down_reason)
+
+
+def _store_health(*, configured: bool, reason: str | None) -> StoreHealth:
+    return StoreHealth(
+        configured=configured, reachable=configured and reason is None, reason=reason
+    )
 
 
 async def health(request: web.Request) -> web.StreamResponse:

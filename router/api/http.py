@@ -11,15 +11,18 @@ import math
 import re
 import uuid
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
 
 from engine.frontend.errors import RequestError, envelope
+from engine.frontend.parse import invalid_field
 from kvindex.foundation.errors import PrefixFleetError
 
 log = logging.getLogger("prefixfleet.router.http")
 
+T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 REQUEST_ID = web.RequestKey("request_id", str)
@@ -66,6 +69,16 @@ async def read_json(request: web.Request, *, timeout_s: float) -> bytes:
         raise RequestError(
             "invalid_request", f"the body did not arrive within {timeout_s:g} s"
         ) from None
+
+
+def decode_as(body: bytes, kind: type[T]) -> T:
+    """Decode a body; raise RequestError naming the field that is wrong."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise invalid_field(error) from None
+    except msgspec.DecodeError as error:
+        raise RequestError("invalid_request", f"the body is not JSON: {error}") from None
 
 
 @web.middleware

@@ -10,9 +10,8 @@ import msgspec
 from aiohttp import web
 
 from engine.frontend.errors import RequestError
-from engine.frontend.parse import invalid_field
 from kvindex.index import TargetMatch, TrustMode
-from router.api.http import json_response, read_json
+from router.api.http import decode_as, json_response, read_json
 from router.api.openai import GATEWAY
 from router.assembly import Gateway, Tokenizing
 from router.config import TenantConfig
@@ -56,12 +55,7 @@ async def explain(request: web.Request) -> web.StreamResponse:
     """Answer POST /admin/index/explain."""
     gateway = request.app[GATEWAY]
     body = await read_json(request, timeout_s=gateway.config.body_timeout_s)
-    try:
-        wanted = msgspec.json.decode(body, type=ExplainRequest)
-    except msgspec.ValidationError as error:
-        raise invalid_field(error) from None
-    except msgspec.DecodeError as error:
-        raise RequestError("invalid_request", f"the body is not JSON: {error}") from None
+    wanted = decode_as(body, ExplainRequest)
     tenant = _tenant(gateway, wanted.tenant)
     model = _model(gateway, wanted.model)
     tokenizing = await gateway.tokenizer(model)

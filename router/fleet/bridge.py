@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from functools import reduce
 
 from engine.frontend.tokenizer_bundle import TokenizerBundle
 from kvindex.foreign_inventory import ForeignInventory
@@ -129,7 +130,7 @@ class EngineBridge:
             while not any(task.done() for task in running):
                 await asyncio.wait(running, timeout=self._renew_s)
                 await self._look_at_engine()
-                self._note(_worst([ingester.trust for ingester in ingesters]))
+                self._note(reduce(Trust.at_most, [ingester.trust for ingester in ingesters]))
                 if not await self._is_still_ours(assignment, claim):
                     return
                 num_disconnects = sum(stream.counters.num_disconnects for stream in streams)
@@ -241,10 +242,3 @@ class EngineBridge:
                 "replica=%s mode=%s reason=%s", self.replica_id, trust.mode, trust.reason or "-"
             )
         self.trust = trust
-
-
-def _worst(trusts: list[Trust]) -> Trust:
-    worst = trusts[0]
-    for trust in trusts[1:]:
-        worst = worst.at_most(trust)
-    return worst

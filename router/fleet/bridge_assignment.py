@@ -88,8 +88,7 @@ class Assigner:
             bundle = await self._fetch(sibling)
             identity, scheme = sibling.identity, sibling.hash_scheme
         encoder = await asyncio.to_thread(self._encoder, bundle, facts)
-        party = f"engine {self._engine.url}"
-        trouble = await template_trouble(self._engine, encoder, model=model, party=party)
+        trouble = await template_trouble(self._engine, encoder, model=model)
         return Assignment(
             facts=facts, endpoints=endpoints, identity=identity, scheme=scheme, trouble=trouble
         )

@@ -80,16 +80,20 @@ class PoolBook:
         is_foreign = record.kind != "prefixfleet"
         check_record(record, record.identity, record.hash_scheme)
         for model in record.served_models:
-            pin = self._pins.get(model)
-            if pin is None or now - pin.seen_at > PIN_S or (pin.is_foreign and not is_foreign):
-                continue
-            check_record(record, pin.identity, pin.scheme)
+            pin = self._pin(model, now)
+            if pin is not None and (is_foreign or not pin.is_foreign):
+                check_record(record, pin.identity, pin.scheme)
         for model in record.served_models:
-            pin = self._pins.get(model)
-            keeps_ours = pin is not None and not pin.is_foreign and now - pin.seen_at <= PIN_S
+            pin = self._pin(model, now)
+            keeps_ours = pin is not None and not pin.is_foreign
             self._pins[model] = _Pin(
                 record.identity, record.hash_scheme, now, is_foreign and not keeps_ours
             )
+
+    def _pin(self, model: str, now: float) -> _Pin | None:
+        """Return what a name is pinned to, None when it is free."""
+        pin = self._pins.get(model)
+        return pin if pin is not None and now - pin.seen_at <= PIN_S else None
 
 
 def pool_of(record: ReplicaRecord) -> Pool:

@@ -9,12 +9,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvindex.index import LoadReport, Target, TargetMatch, TrustMode
+from kvindex.index import TRUST_MODES, LoadReport, Target, TargetMatch
 from kvindex.registry import ReplicaKind, ReplicaRecord
 from router.fleet.pools import Pool
 from router.policy.types import TargetView
-
-_DISTRUST: dict[TrustMode, int] = {"EXACT": 0, "DEGRADED": 1, "FALLBACK": 2}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,7 +110,7 @@ def combined_report(ranks: Sequence[LoadReport]) -> LoadReport:
     """Sum up the ranks of a replica; mode and reason are those of the least trusted one."""
     if not ranks:
         return LoadReport()
-    worst = max(ranks, key=lambda report: _DISTRUST[report.mode])
+    worst = max(ranks, key=lambda report: TRUST_MODES.index(report.mode))
     return LoadReport(
         mode=worst.mode,
         reason=worst.reason,

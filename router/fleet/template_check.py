@@ -26,9 +26,7 @@ KNOWN_CONVERSATION = [
 ]
 
 
-async def template_trouble(
-    engine: VllmEngine, encoder: PromptEncoder, *, model: str, party: str
-) -> str | None:
+async def template_trouble(engine: VllmEngine, encoder: PromptEncoder, *, model: str) -> str | None:
     """Return why conversations cannot be predicted for an engine, None when they can.
 
     Raises HashMismatchError when plain text already becomes other tokens, ReplicaFailure when the
@@ -39,7 +37,7 @@ async def template_trouble(
     theirs = await engine.tokenize({"model": model, "prompt": KNOWN_PROMPT})
     if ours != theirs:
         raise HashMismatchError(
-            f"{party} makes the known prompt {_differing(theirs, ours)}: "
+            f"engine {engine.url} makes the known prompt {_differing(theirs, ours)}: "
             "it is of another model or tokenizer"
         )
     return await _chat_trouble(engine, encoder, model)

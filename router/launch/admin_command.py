@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 from typing import Any
-from urllib.parse import quote
 
 from kvindex.foundation.arguments import Invocation
-from router.launch.inspect import admin_parser, ask
+from router.launch.inspect import admin_parser, admin_path, ask
 from router.launch.limit_flags import end_of_day
 from router.launch.table import table
 
@@ -52,7 +51,7 @@ def delete(invocation: Invocation) -> int:
     parser = admin_parser(invocation, "Remove an admin key; it is refused at once everywhere.")
     parser.add_argument("alias")
     flags = parser.read()
-    path = f"/admin/admins/{quote(flags.alias, safe='')}"
+    path = admin_path("admins", flags.alias)
     body = ask(invocation, parser, flags, path, method="DELETE").body
     print(json.dumps(body) if invocation.as_json else f"{flags.alias}: deleted")
     return 0

@@ -6,13 +6,12 @@ What is shown is what the gateway recorded; nothing is computed anew.
 from __future__ import annotations
 
 import json
-from urllib.parse import quote
 
 import msgspec
 
 from kvindex.foundation.arguments import Invocation
 from kvindex.foundation.errors import PrefixFleetError
-from router.launch.inspect import admin_parser, ask
+from router.launch.inspect import admin_parser, admin_path, ask
 from router.launch.table import table
 from router.observe.decisions import DecisionRecord
 from router.policy.registry import build_policy
@@ -31,8 +30,7 @@ def explain(invocation: Invocation) -> int:
     parser = admin_parser(invocation, "Show why a request went where it went.")
     parser.add_argument("id", help="the x-request-id of the answer")
     flags = parser.read()
-    path = f"/admin/decisions/{quote(flags.id, safe='')}"
-    body = ask(invocation, parser, flags, path).body
+    body = ask(invocation, parser, flags, admin_path("decisions", flags.id)).body
     if invocation.as_json:
         print(json.dumps(body))
         return 0

@@ -82,7 +82,7 @@ def replica_reset_cache(invocation: Invocation) -> int:
     parser = admin_parser(invocation, "Make a replica forget its cached blocks.")
     parser.add_argument("id", help="replica id, see `prefixfleet replica list`")
     flags = parser.read()
-    path = f"/admin/replicas/{quote(flags.id, safe='')}/reset_prefix_cache"
+    path = admin_path("replicas", flags.id, "reset_prefix_cache")
     answer = ask(invocation, parser, flags, path, method="POST")
     done = isinstance(answer.body, dict) and answer.body.get("success") is True
     if invocation.as_json:
@@ -110,6 +110,11 @@ def admin_parser(invocation: Invocation, description: str) -> CommandParser:
     parser.add_argument("--admin-url", help="admin API of a gateway, instead of --run-dir")
     parser.add_argument("--admin-key", help=f"its key (default: the variable {ADMIN_KEY_VARIABLE})")
     return parser
+
+
+def admin_path(*words: str) -> str:
+    """Return the path of something in the admin API; names may hold any character."""
+    return "/".join(["/admin", *(quote(word, safe="") for word in words)])
 
 
 def ask(

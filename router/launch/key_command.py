@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import quote
 
 from kvindex.foundation.arguments import CommandParser, Invocation
 from kvindex.foundation.errors import ConfigError
-from router.launch.inspect import admin_parser, ask
+from router.launch.inspect import admin_parser, admin_path, ask
 from router.launch.limit_flags import add_limits, add_models, end_of_day, limits_of, models_of
 from router.launch.table import table
 
@@ -55,7 +54,7 @@ def create(invocation: Invocation) -> int:
     limits = limits_of(flags)
     if limits:
         asked["limits"] = limits
-    path = f"/admin/tenants/{quote(flags.tenant, safe='')}/keys"
+    path = admin_path("tenants", flags.tenant, "keys")
     _print_made(invocation, ask(invocation, parser, flags, path, method="POST", body=asked).body)
     return 0
 
@@ -77,7 +76,7 @@ def rotate(invocation: Invocation) -> int:
         "--grace-hours", type=float, default=24.0, help="how long the old one still works"
     )
     flags = parser.read()
-    path = f"{_path(flags.tenant, flags.key)}/rotate"
+    path = admin_path("tenants", flags.tenant, "keys", flags.key, "rotate")
     asked = {"grace_s": flags.grace_hours * 3600}
     _print_made(invocation, ask(invocation, parser, flags, path, method="POST", body=asked).body)
     return 0
@@ -87,7 +86,7 @@ def delete(invocation: Invocation) -> int:
     """Remove a key."""
     parser = _key_parser(invocation, "Remove a key.")
     flags = parser.read()
-    path = _path(flags.tenant, flags.key)
+    path = admin_path("tenants", flags.tenant, "keys", flags.key)
     body = ask(invocation, parser, flags, path, method="DELETE").body
     print(json.dumps(body) if invocation.as_json else f"{flags.tenant}: {flags.key} deleted")
     return 0
@@ -112,7 +111,7 @@ def key_row(key: dict[str, Any]) -> dict[str, object]:
 def _act(invocation: Invocation, action: str, description: str) -> int:
     parser = _key_parser(invocation, description)
     flags = parser.read()
-    path = f"{_path(flags.tenant, flags.key)}/{action}"
+    path = admin_path("tenants", flags.tenant, "keys", flags.key, action)
     body = ask(invocation, parser, flags, path, method="POST").body
     done = "blocked" if body["blocked"] else "not blocked"
     print(json.dumps(body) if invocation.as_json else f"{flags.tenant}: {body['alias']} is {done}")
@@ -124,10 +123,6 @@ def _key_parser(invocation: Invocation, description: str) -> CommandParser:
     parser.add_argument("tenant")
     parser.add_argument("key", help="its alias, or the beginning of its id")
     return parser
-
-
-def _path(tenant: str, key: str) -> str:
-    return f"/admin/tenants/{quote(tenant, safe='')}/keys/{quote(key, safe='')}"
 
 
 def _print_made(invocation: Invocation, body: dict[str, Any]) -> None:

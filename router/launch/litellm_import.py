@@ -54,16 +54,16 @@ _BOOKKEEPING = {
     "updated_by",
 }
 """What LiteLLM notes down by itself: no settings, and not worth a line."""
-_SECTIONS = ("model_list", "general_settings", "litellm_settings", "router_settings")
+_SETTINGS = ("general_settings", "litellm_settings", "router_settings")
 _ENV = "os.environ/"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Imported:
     """A configuration as builtins, and what could not be taken over, one line each."""
 
     config: dict[str, Any]
-    report: list[str] = field(default_factory=list)
+    report: list[str]
 
 
 @dataclass(slots=True)
@@ -81,12 +81,11 @@ def import_litellm(
 
     Raises ConfigError, naming the entry, for what is not of LiteLLM's shape.
     """
-    done = Imported({})
-    replicas, models = _models(config.get("model_list") or (), done.report)
-    tenants = _tenants(teams, keys, models, done.report)
-    _report_settings(config, done.report)
-    done.config = {"router": {"replicas": replicas}, "tenants": tenants}
-    return done
+    report: list[str] = []
+    replicas, models = _models(config.get("model_list") or (), report)
+    tenants = _tenants(teams, keys, models, report)
+    _report_settings(config, report)
+    return Imported({"router": {"replicas": replicas}, "tenants": tenants}, report)
 
 
 def _models(entries: Iterable[Plain], report: list[str]) -> tuple[list[dict[str, Any]], _Models]:
@@ -225,7 +224,7 @@ def _take_limits(
 
 
 def _report_settings(config: Plain, report: list[str]) -> None:
-    for section in ("general_settings", "litellm_settings", "router_settings"):
+    for section in _SETTINGS:
         for name in config.get(section) or {}:
             if name == "master_key":
                 report.append(
@@ -233,7 +232,7 @@ def _report_settings(config: Plain, report: list[str]) -> None:
                 )
             else:
                 report.append(f"{section}.{name}: not taken over")
-    known = {*_SECTIONS, "teams", "keys"}
+    known = {"model_list", *_SETTINGS, "teams", "keys"}
     report += [f"{name}: not taken over" for name in config if name not in known]
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from urllib.parse import quote
 
 import msgspec
 
 from kvindex.foundation.arguments import Invocation
-from router.launch.inspect import admin_parser, ask
+from router.launch.inspect import admin_parser, admin_path, ask
 from router.launch.limit_flags import number_or_text, pairs_of
 from router.launch.table import table
 from router.policy.registry import POLICIES
@@ -46,7 +45,7 @@ def set_(invocation: Invocation) -> int:
         name: number_or_text(value) for name, value in pairs_of("--param", flags.param).items()
     }
     # A merge patch keeps what it does not name: parameters of the policy before must go.
-    path = f"/admin/tenants/{quote(flags.tenant, safe='')}"
+    path = admin_path("tenants", flags.tenant)
     old = ask(invocation, parser, flags, path).body["tenant"]["policy_params"]
     patch = {
         "policy": None if flags.policy == "default" else flags.policy,

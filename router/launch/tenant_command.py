@@ -8,11 +8,10 @@ from __future__ import annotations
 import argparse
 import json
 from typing import Any
-from urllib.parse import quote
 
 from kvindex.foundation.arguments import CommandParser, Invocation
 from kvindex.foundation.errors import ConfigError
-from router.launch.inspect import admin_parser, ask
+from router.launch.inspect import admin_parser, admin_path, ask
 from router.launch.key_command import key_row
 from router.launch.limit_flags import add_limits, add_models, limits_of, models_of, pairs_of
 from router.launch.table import table
@@ -32,7 +31,7 @@ def show(invocation: Invocation) -> int:
     parser = admin_parser(invocation, "Show one tenant, its settings and its keys.")
     parser.add_argument("name")
     flags = parser.read()
-    body = ask(invocation, parser, flags, f"/admin/tenants/{quote(flags.name, safe='')}").body
+    body = ask(invocation, parser, flags, admin_path("tenants", flags.name)).body
     _print(invocation, body)
     return 0
 
@@ -59,7 +58,7 @@ def update(invocation: Invocation) -> int:
         patch["blocked"] = flags.block
     if not patch:
         raise ConfigError(f"tenant update: nothing to change; see `{parser.prog} --help`")
-    path = f"/admin/tenants/{quote(flags.name, safe='')}"
+    path = admin_path("tenants", flags.name)
     _print(invocation, ask(invocation, parser, flags, path, method="PATCH", body=patch).body)
     return 0
 
@@ -69,7 +68,7 @@ def delete(invocation: Invocation) -> int:
     parser = admin_parser(invocation, "Remove a tenant and all of its keys.")
     parser.add_argument("name")
     flags = parser.read()
-    path = f"/admin/tenants/{quote(flags.name, safe='')}"
+    path = admin_path("tenants", flags.name)
     body = ask(invocation, parser, flags, path, method="DELETE").body
     print(json.dumps(body) if invocation.as_json else f"{flags.name}: deleted, with all its keys")
     return 0

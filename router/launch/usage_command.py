@@ -19,7 +19,7 @@ from router.launch.inspect import admin_parser, ask
 from router.launch.table import table
 from router.tenancy.usage import UsageRecord
 
-Write = Callable[[dict[str, Any]], None]
+Write = Callable[[dict[str, Any]], object]
 
 
 def show(invocation: Invocation) -> int:
@@ -87,7 +87,7 @@ def _csv_writer(file: TextIO) -> Write:
     names = [field.name for field in msgspec.structs.fields(UsageRecord)]
     writer = csv.DictWriter(file, names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    return lambda record: writer.writerow(record) and None
+    return writer.writerow
 
 
 def _line_writer(file: TextIO) -> Write:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from kvindex.index import TrustMode
+from kvindex.index import TRUST_MODES, TrustMode
 from router.policy.types import BreakerState
 
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _E2E_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _INDEX_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
-_MODES: tuple[TrustMode, ...] = ("EXACT", "DEGRADED", "FALLBACK")
 _BREAKER_STATES: tuple[BreakerState, ...] = ("closed", "open", "half_open")
 
 
@@ -111,7 +110,7 @@ class GatewayMetrics:
         self, replica: str, *, mode: TrustMode | None, num_active: int, breaker: BreakerState
     ) -> None:
         """Describe one replica; `mode` None while it is not live."""
-        for one in _MODES:
+        for one in TRUST_MODES:
             self.replica_mode.labels(replica, one).set(1 if one == mode else 0)
         for state in _BREAKER_STATES:
             self.breaker.labels(replica, state).set(1 if state == breaker else 0)

@@ -7,37 +7,21 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-import msgspec
+from router.policy.least_load import LeastLoad
+from router.policy.types import Candidate, PlanRequest
 
-from router.policy.types import Candidate, PlanRequest, ScorePart
 
-
-class PowerOfTwo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Count running requests, and queued prefill in units of `tokens_per_request`."""
+class PowerOfTwo(LeastLoad, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`least_load` between the two that are drawn; the others take no part."""
 
     name: ClassVar[str] = "power_of_two"
-    weighs_cache: ClassVar[bool] = False
-
-    tokens_per_request: Annotated[float, msgspec.Meta(gt=0)] = 1024.0
 
     def scores(self, request: PlanRequest, candidates: Sequence[Candidate]) -> list[float | None]:
         drawn = sorted(candidates, key=lambda c: _draw(request, c))[:2]
         pair = {candidate.target for candidate in drawn}
-        return [self._load(c) if c.target in pair else None for c in candidates]
-
-    def tolerance(self, best: float) -> float:
-        return 0.0
-
-    def parts(self, candidate: Candidate, candidates: Sequence[Candidate]) -> tuple[ScorePart, ...]:
-        return (
-            ScorePart("active", candidate.num_active),
-            ScorePart("queued", candidate.queued_prefill_tokens / self.tokens_per_request),
-        )
-
-    def _load(self, candidate: Candidate) -> float:
-        return candidate.num_active + candidate.queued_prefill_tokens / self.tokens_per_request
+        return [self.score(c) if c.target in pair else None for c in candidates]
 
 
 def _draw(request: PlanRequest, candidate: Candidate) -> int:

@@ -50,7 +50,7 @@ class AttemptRunner:
         except BaseException:
             placement.finish("abandoned", num_output_tokens=job.transcript.num_tokens)
             raise
-        placement.finish("answered", num_output_tokens=_num_output_tokens(job))
+        placement.finish("answered", num_output_tokens=job.num_output_tokens)
         return result
 
     async def _send(
@@ -163,7 +163,3 @@ def _body(job: Job, prepared: Prepared, placement: Placement) -> bytes:
     )
     several = prepared.prompts if len(prepared.prompts) > 1 else None
     return body_for_ours(job.fields, extension, prompts=several)
-
-
-def _num_output_tokens(job: Job) -> int:
-    return job.usage.completion_tokens if job.usage is not None else job.transcript.num_tokens

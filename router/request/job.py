@@ -99,6 +99,21 @@ class Job:
         return max(self.head.priority or 0, self.tenant.priority_ceiling)
 
     @property
+    def queue_s(self) -> float | None:
+        """How long it waited for a place, None when it got none."""
+        return None if self.placed_at is None else self.placed_at - self.started_at
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds to its first token, None when none came."""
+        return None if self.first_token_at is None else self.first_token_at - self.started_at
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of the answer as the replica counts them, else those that came with their ids."""
+        return self.usage.completion_tokens if self.usage else self.transcript.num_tokens
+
+    @property
     def placed(self) -> Place | None:
         """The newest placement, None before the first."""
         for record in reversed(self.attempts):

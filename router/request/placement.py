@@ -138,15 +138,13 @@ class Placer:
         return [pools[pool_id] for pool_id in sorted(pools)]
 
     def _request(self, job: Job, prepared: Prepared, attempt: int) -> PlanRequest:
-        pool = next(iter(self._pools(job.head.model)), None)
-        block_size = pool.scheme.block_size if pool is not None else None
         return PlanRequest(
             request_id=job.unique_id,
             tenant=job.tenant.name,
             model=job.head.model,
             num_prompt_tokens=_num_prompt_tokens(job, prepared),
             num_total_tokens=prepared.num_total_tokens,
-            block_size=prepared.block_size or block_size,
+            block_size=prepared.block_size,
             hashes=prepared.hashes,
             isolated=job.is_isolated,
             attempt=attempt,

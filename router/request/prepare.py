@@ -28,12 +28,12 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """A request in tokens. `prompts` is empty where no tokenizer was at hand.
 
     `hashes` are those of the first prompt; `num_total_tokens` is the longest prompt and the output
-    that was asked for. `block_size` None is that of the pool.
+    that was asked for. `block_size` is the number of tokens that each hash stands for.
     """
 
     prompts: list[list[int]] = []
     hashes: tuple[bytes, ...] = ()
-    block_size: int | None = None
+    block_size: int
     num_prompt_tokens: int
     num_total_tokens: int
 
@@ -117,6 +117,7 @@ def _prepare(
     return Prepared(
         prompts=prompts,
         hashes=tuple(hashes),
+        block_size=scheme.block_size,
         num_prompt_tokens=sum(map(len, prompts)),
         num_total_tokens=longest + (requested or 1),
     )

@@ -14,12 +14,11 @@ def recorded(job: Job, *, status: int) -> Recorded | None:
     prepared = job.prepared
     if prepared is None:
         return None
-    usage = job.usage
     return Recorded(
         arrived_at=job.started_at,
         prompts=prepared.prompts,
         num_prompt_tokens=prepared.num_prompt_tokens,
-        num_output_tokens=usage.completion_tokens if usage else job.transcript.num_tokens,
+        num_output_tokens=job.num_output_tokens,
         block_size=job.block_size,
         tenant=job.tenant.name,
         model=job.head.model,

@@ -104,13 +104,13 @@ class Settler:
             num_prompt_tokens=prepared.num_prompt_tokens if prepared else None,
             num_predicted_tokens=place.winner.num_cached_tokens if place else None,
             usage=job.usage,
-            ttft_s=_since(job.started_at, job.first_token_at),
+            ttft_s=job.ttft_s,
             duration_s=now - job.started_at,
             attempts=job.attempts,
             gateway=self._gateway,
             num_available_tokens=available_tokens(place) if place else None,
             cause=_cause(job),
-            queue_s=_since(job.started_at, job.placed_at),
+            queue_s=job.queue_s,
             num_resumes=job.num_resumes,
         )
 
@@ -141,10 +141,6 @@ class Settler:
         metrics.realised.labels(*labels).inc(usage.cached_tokens)
         if record.cause is not None:
             metrics.causes.labels(*labels, record.cause).inc()
-
-
-def _since(start: float, end: float | None) -> float | None:
-    return None if end is None else end - start
 
 
 def _cause(job: Job) -> Cause | None:

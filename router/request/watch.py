@@ -17,20 +17,16 @@ from router.fleet.replica import Replica
 class SilenceWatch:
     """The time limits of running streams, by the replica object that serves them.
 
-    `gone` says whether a replica is out of the fleet now. `grace_s` after it was first seen to be,
-    limits of its streams that were not moved on since run out.
+    `has_gone` says whether a replica is out of the fleet now. `grace_s` after it was first seen to
+    be, limits of its streams that were not moved on since run out.
     """
 
-    def __init__(self, gone: Callable[[Replica], bool], *, grace_s: float) -> None:
-        self._gone = gone
+    def __init__(self, has_gone: Callable[[Replica], bool], *, grace_s: float) -> None:
+        self.has_gone = has_gone
         self._grace_s = grace_s
         self._limits: dict[int, dict[asyncio.Timeout, None]] = defaultdict(dict)
         self._replicas: dict[int, Replica] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
-
-    def has_gone(self, replica: Replica) -> bool:
-        """Say whether a replica is out of the fleet."""
-        return self._gone(replica)
 
     @contextmanager
     def watching(self, replica: Replica, limit: asyncio.Timeout) -> Iterator[None]:
@@ -49,14 +45,14 @@ class SilenceWatch:
         """Start the grace of replicas that have gone; to be called after each look at the fleet."""
         loop = asyncio.get_running_loop()
         for key, replica in self._replicas.items():
-            if key not in self._timers and self._gone(replica):
+            if key not in self._timers and self.has_gone(replica):
                 before = {limit: limit.when() for limit in self._limits[key]}
                 self._timers[key] = loop.call_later(self._grace_s, self._cut, key, before)
 
     def _cut(self, key: int, before: dict[asyncio.Timeout, float | None]) -> None:
         del self._timers[key]
         replica = self._replicas.get(key)
-        if replica is None or not self._gone(replica):
+        if replica is None or not self.has_gone(replica):
             return
         now = asyncio.get_running_loop().time()
         for limit in self._limits[key]:

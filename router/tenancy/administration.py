@@ -31,11 +31,15 @@ from router.tenancy.stored import (
 from router.tenancy.tenants import hash_key
 
 R = TypeVar("R", TenantConfig, TenantKey)
+T = TypeVar("T")
 
 _MAX_ATTEMPTS = 16
 _PAUSE_S = 0.02
 _MIN_HASH_CHARS = 8
 Alias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
+
+_Plan = tuple[T, list[Write]]
+"""What a change comes to, and the writes that make it."""
 
 
 class NewKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,42 +84,37 @@ class Administration:
     async def create_tenant(self, tenant: TenantConfig) -> TenantConfig:
         """Add a tenant, without keys."""
 
-        def plan(stored: StoredDirectory) -> list[Write]:
+        def plan(stored: StoredDirectory) -> _Plan[TenantConfig]:
             if self._live.current.tenant(tenant.name) is not None:
                 raise RequestError("conflict", f"the tenant {tenant.name!r} exists already")
             self._check(tenant)
-            return [Write("tenants", tenant.name, tenant)]
+            return tenant, [Write("tenants", tenant.name, tenant)]
 
-        await self._change(plan)
-        return tenant
+        return await self._change(plan)
 
     async def update_tenant(
         self, name: str, patch: Mapping[str, Any]
     ) -> tuple[TenantConfig, TenantConfig]:
         """Merge a patch into a tenant (RFC 7396); return it before and after."""
-        versions: list[TenantConfig] = []
 
-        def plan(stored: StoredDirectory) -> list[Write]:
+        def plan(stored: StoredDirectory) -> _Plan[tuple[TenantConfig, TenantConfig]]:
             before = self._stored_tenant(stored, name)
             after = _patched(before, patch, frozen=("name", "keys"))
             self._check(after)
-            versions[:] = [before, after]
-            return [Write("tenants", name, after)]
+            return (before, after), [Write("tenants", name, after)]
 
-        await self._change(plan)
-        return versions[0], versions[1]
+        return await self._change(plan)
 
     async def delete_tenant(self, name: str) -> TenantConfig:
         """Remove a tenant and all of its keys."""
-        removed: list[TenantConfig] = []
 
-        def plan(stored: StoredDirectory) -> list[Write]:
-            removed[:] = [self._stored_tenant(stored, name)]
+        def plan(stored: StoredDirectory) -> _Plan[TenantConfig]:
+            removed = self._stored_tenant(stored, name)
             keys = [entry.key.hash for entry in stored.keys if entry.tenant == name]
-            return [Write("tenants", name, None), *(Write("keys", hash, None) for hash in keys)]
+            writes = [Write("tenants", name, None), *(Write("keys", hash, None) for hash in keys)]
+            return removed, writes
 
-        await self._change(plan)
-        return removed[0]
+        return await self._change(plan)
 
     async def create_key(self, tenant: str, asked: NewKey) -> MadeKey:
         """Add a key to a tenant, a declared one too; the clear key is in the answer alone."""
@@ -130,60 +129,53 @@ class Administration:
         )
         entry = StoredKey(tenant=tenant, key=key, created_at=self._clock.now())
 
-        def plan(stored: StoredDirectory) -> list[Write]:
+        def plan(stored: StoredDirectory) -> _Plan[MadeKey]:
             self.require_tenant(tenant)
             self._check_new_key(stored, entry)
-            return [Write("keys", key.hash, entry)]
+            return MadeKey(entry, clear), [Write("keys", key.hash, entry)]
 
-        await self._change(plan)
-        return MadeKey(entry, clear)
+        return await self._change(plan)
 
     async def update_key(
         self, tenant: str, id: str, patch: Mapping[str, Any]
     ) -> tuple[StoredKey, StoredKey]:
         """Merge a patch into a key (RFC 7396), `{"blocked": true}` say; return before and after."""
-        versions: list[StoredKey] = []
 
-        def plan(stored: StoredDirectory) -> list[Write]:
+        def plan(stored: StoredDirectory) -> _Plan[tuple[StoredKey, StoredKey]]:
             before = self._stored_key(stored, tenant, id)
             key = _patched(before.key, patch, frozen=("hash", "alias"))
-            versions[:] = [before, msgspec.structs.replace(before, key=key)]
-            return [Write("keys", key.hash, versions[1])]
+            after = msgspec.structs.replace(before, key=key)
+            return (before, after), [Write("keys", key.hash, after)]
 
-        await self._change(plan)
-        return versions[0], versions[1]
+        return await self._change(plan)
 
     async def rotate_key(self, tenant: str, id: str, *, grace_s: float) -> MadeKey:
         """Replace a key by a new one of the same rights; the old one works for `grace_s` more."""
         clear, now = new_key(), self._clock.now()
-        made: list[StoredKey] = []
 
-        def plan(stored: StoredDirectory) -> list[Write]:
+        def plan(stored: StoredDirectory) -> _Plan[MadeKey]:
             old = self._stored_key(stored, tenant, id)
             ends_at = min(now + grace_s, old.key.expires_at or now + grace_s)
             retired = msgspec.structs.replace(
                 old.key, alias=f"{old.key.alias}.{old.key.hash[:8]}", expires_at=ends_at
             )
             key = msgspec.structs.replace(old.key, hash=hash_key(clear), blocked=False)
-            made[:] = [StoredKey(tenant=tenant, key=key, created_at=now)]
-            return [
+            entry = StoredKey(tenant=tenant, key=key, created_at=now)
+            return MadeKey(entry, clear), [
                 Write("keys", old.key.hash, msgspec.structs.replace(old, key=retired)),
-                Write("keys", key.hash, made[0]),
+                Write("keys", key.hash, entry),
             ]
 
-        await self._change(plan)
-        return MadeKey(made[0], clear)
+        return await self._change(plan)
 
     async def delete_key(self, tenant: str, id: str) -> StoredKey:
         """Remove a key."""
-        removed: list[StoredKey] = []
 
-        def plan(stored: StoredDirectory) -> list[Write]:
-            removed[:] = [self._stored_key(stored, tenant, id)]
-            return [Write("keys", removed[0].key.hash, None)]
+        def plan(stored: StoredDirectory) -> _Plan[StoredKey]:
+            removed = self._stored_key(stored, tenant, id)
+            return removed, [Write("keys", removed.key.hash, None)]
 
-        await self._change(plan)
-        return removed[0]
+        return await self._change(plan)
 
     async def create_admin(self, asked: NewAdmin) -> tuple[StoredAdmin, str]:
         """Add an admin key; the clear key is in the answer alone."""
@@ -203,28 +195,25 @@ class Administration:
             created_at=self._clock.now(),
         )
 
-        def plan(stored: StoredDirectory) -> list[Write]:
+        def plan(stored: StoredDirectory) -> _Plan[tuple[StoredAdmin, str]]:
             if asked.tenant is not None:
                 self.require_tenant(asked.tenant)
             if any(other.alias == asked.alias for other in stored.admins):
                 raise RequestError("conflict", f"an admin key {asked.alias!r} exists already")
-            return [Write("admins", admin.hash, admin)]
+            return (admin, clear), [Write("admins", admin.hash, admin)]
 
-        await self._change(plan)
-        return admin, clear
+        return await self._change(plan)
 
     async def delete_admin(self, alias: str) -> StoredAdmin:
         """Remove an admin key."""
-        removed: list[StoredAdmin] = []
 
-        def plan(stored: StoredDirectory) -> list[Write]:
-            removed[:] = [admin for admin in stored.admins if admin.alias == alias]
-            if not removed:
+        def plan(stored: StoredDirectory) -> _Plan[StoredAdmin]:
+            found = [admin for admin in stored.admins if admin.alias == alias]
+            if not found:
                 raise RequestError("not_found", f"there is no admin key {alias!r}")
-            return [Write("admins", removed[0].hash, None)]
+            return found[0], [Write("admins", found[0].hash, None)]
 
-        await self._change(plan)
-        return removed[0]
+        return await self._change(plan)
 
     def require_tenant(self, name: str) -> TenantConfig:
         """Return a tenant, declared or stored; RequestError `not_found` for any other name."""
@@ -233,12 +222,12 @@ class Administration:
             raise RequestError("not_found", f"there is no tenant {name!r}")
         return tenant
 
-    async def _change(self, plan: Callable[[StoredDirectory], list[Write]]) -> None:
+    async def _change(self, plan: Callable[[StoredDirectory], _Plan[T]]) -> T:
         """Carry out a plan on the newest directory, as often as it takes; then follow it."""
         async with self._changing:
             for attempt in range(1, _MAX_ATTEMPTS + 1):
                 stored = await self._live.begin()
-                writes = plan(stored)
+                result, writes = plan(stored)
                 try:
                     await self._live.store.change(writes, mark=stored.mark)
                 except StaleDirectory:
@@ -246,7 +235,7 @@ class Administration:
                     await asyncio.sleep(random.uniform(0, attempt * _PAUSE_S))
                     continue
                 await self._live.follow(await self._live.store.mark())
-                return
+                return result
         raise RequestError("conflict", "tenants are being changed elsewhere; try again")
 
     def _stored_tenant(self, stored: StoredDirectory, name: str) -> TenantConfig:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 from router.config import Limits
 from router.tenancy.limits import (
-    PARALLEL_RETRY_S,
     WINDOW_S,
     Claim,
     Heartbeat,
@@ -24,7 +23,8 @@ from router.tenancy.limits import (
     Settlement,
     Spent,
     Verdict,
-    limit_of,
+    fixed_wait_s,
+    limits_by_kind,
 )
 from router.tenancy.periods import Periods, periods_at
 
@@ -175,7 +175,7 @@ class LimitLedger:
             use = self._use(scope.name, gateway, periods, now)
             kind = _exceeded(scope.limits, use, claim.num_tokens)
             if kind is not None:
-                limit = limit_of(scope.limits, kind)
+                limit = limits_by_kind(scope.limits)[kind]
                 retry_after_s = self._retry_after_s(scope, kind, limit, claim, periods, now)
                 return LimitHit(
                     scope=scope.name, kind=kind, limit=limit, retry_after_s=retry_after_s
@@ -191,12 +191,9 @@ class LimitLedger:
         periods: Periods,
         now: float,
     ) -> float:
-        if kind == "parallel":
-            return PARALLEL_RETRY_S
-        if kind == "day":
-            return periods.day_left_s
-        if kind == "month":
-            return periods.month_left_s
+        fixed_s = fixed_wait_s(kind, periods)
+        if fixed_s is not None:
+            return fixed_s
         buckets = sorted(self._account(scope.name).buckets.items())
         sizes = [
             (at, bucket.num_requests if kind == "requests" else bucket.num_tokens)
@@ -223,13 +220,13 @@ def wait_s(sizes: Sequence[tuple[int, int]], *, excess: int, now: float) -> floa
 
 def _exceeded(limits: Limits, use: ScopeUse, num_tokens: int) -> LimitKind | None:
     """Return the first limit, in a fixed order, that one more claim would exceed."""
-    checks: tuple[tuple[LimitKind, int | None, int], ...] = (
-        ("parallel", limits.max_parallel, use.num_running + 1),
-        ("requests", limits.requests_per_minute, use.num_requests + 1),
-        ("tokens", limits.tokens_per_minute, use.num_tokens + num_tokens),
-        ("day", limits.tokens_per_day, use.day_tokens + num_tokens),
-        ("month", limits.tokens_per_month, use.month_tokens + num_tokens),
-    )
+    used: dict[LimitKind, int] = {
+        "parallel": use.num_running + 1,
+        "requests": use.num_requests + 1,
+        "tokens": use.num_tokens + num_tokens,
+        "day": use.day_tokens + num_tokens,
+        "month": use.month_tokens + num_tokens,
+    }
     return next(
-        (kind for kind, limit, value in checks if limit is not None and value > limit), None
+        (kind for kind, limit in limits_by_kind(limits).items() if used[kind] > limit), None
     )

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, Protocol
 import msgspec
 
 from router.config import Limits
+from router.tenancy.periods import Periods
 from router.tenancy.usage import UsageRecord
 
 WINDOW_S = 60
@@ -132,8 +133,8 @@ class Limiter(Protocol):
         ...
 
 
-def limit_of(limits: Limits, kind: LimitKind) -> int:
-    """Return the number of one limit that is set."""
+def limits_by_kind(limits: Limits) -> dict[LimitKind, int]:
+    """Return the limits that are set, in the order in which they are checked."""
     numbers: dict[LimitKind, int | None] = {
         "parallel": limits.max_parallel,
         "requests": limits.requests_per_minute,
@@ -141,6 +142,14 @@ def limit_of(limits: Limits, kind: LimitKind) -> int:
         "day": limits.tokens_per_day,
         "month": limits.tokens_per_month,
     }
-    number = numbers[kind]
-    assert number is not None, f"no limit of kind {kind}"
-    return number
+    return {kind: number for kind, number in numbers.items() if number is not None}
+
+
+def fixed_wait_s(kind: LimitKind, periods: Periods) -> float | None:
+    """Return the seconds to wait after a hit; None where the window of a minute decides it."""
+    waits: dict[LimitKind, float] = {
+        "parallel": PARALLEL_RETRY_S,
+        "day": periods.day_left_s,
+        "month": periods.month_left_s,
+    }
+    return waits.get(kind)

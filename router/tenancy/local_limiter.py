@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-import msgspec
-
 from kvindex.foundation.clock import Clock
 from router.tenancy.limit_ledger import LimitLedger
 from router.tenancy.limits import Claim, Heartbeat, ScopeUse, Settlement, Spent, Verdict
@@ -70,12 +68,8 @@ class LocalLimiter:
                 for name, number in sums_of(record).items():
                     total[name] += number
         return [
-            msgspec.convert(
-                {"day": day, "tenant": tenant, "key": key, "model": model, **sums[group]},
-                UsageTotal,
-            )
-            for group in sorted(sums)
-            for day, tenant, key, model in [group]
+            UsageTotal(day=day, tenant=tenant, key=key, model=model, **total)
+            for (day, tenant, key, model), total in sorted(sums.items())
         ]
 
     async def close(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -15,7 +16,7 @@ from router.tenancy.stored import (
     StaleDirectory,
     StoredDirectory,
     Write,
-    id_of,
+    writes_of,
 )
 
 _MAX_AUDITS = 10_000
@@ -41,18 +42,13 @@ class MemoryTenantStore:
         held = self._directory
         if held is None or held.mark != mark:
             raise StaleDirectory
-        records = {
-            (kind, id_of(record)): record
-            for kind in ("tenants", "keys", "admins")
-            for record in getattr(held, kind)
-        }
-        for write in writes:
-            if write.value is None:
-                records.pop((write.kind, write.id), None)
-            else:
-                records[write.kind, write.id] = write.value
-        kinds = {
-            kind: tuple(record for (of, _), record in sorted(records.items()) if of == kind)
+        records = {(kind, id): value for kind, id, value in [*writes_of(held), *writes]}
+        kinds: dict[str, Any] = {
+            kind: tuple(
+                value
+                for (of, _), value in sorted(records.items())
+                if of == kind and value is not None
+            )
             for kind in ("tenants", "keys", "admins")
         }
         self._directory = msgspec.structs.replace(held, version=held.version + 1, **kinds)

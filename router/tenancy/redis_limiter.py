@@ -14,7 +14,6 @@ from redis.asyncio import Redis
 from kvindex.foundation.clock import Clock
 from kvindex.redis_connect import dependency_errors
 from router.tenancy.limits import (
-    PARALLEL_RETRY_S,
     WINDOW_S,
     Claim,
     Heartbeat,
@@ -25,7 +24,8 @@ from router.tenancy.limits import (
     Settlement,
     Spent,
     Verdict,
-    limit_of,
+    fixed_wait_s,
+    limits_by_kind,
 )
 from router.tenancy.periods import Periods, periods_at
 from router.tenancy.redis_state import PREFIX, state_script
@@ -157,15 +157,7 @@ class RedisLimiter:
 
 
 def _scope_call(scope: Scope) -> _ScopeCall:
-    limits = scope.limits
-    return _ScopeCall(
-        scope=scope.name,
-        parallel=limits.max_parallel,
-        requests=limits.requests_per_minute,
-        tokens=limits.tokens_per_minute,
-        day=limits.tokens_per_day,
-        month=limits.tokens_per_month,
-    )
+    return _ScopeCall(scope=scope.name, **limits_by_kind(scope.limits))
 
 
 def _with_usage(call: _SettleCall, usage: UsageRecord) -> _SettleCall:
@@ -183,14 +175,12 @@ def _with_usage(call: _SettleCall, usage: UsageRecord) -> _SettleCall:
 def _hit(claim: Claim, refusal: list[bytes], periods: Periods) -> LimitHit:
     scope = claim.scopes[int(refusal[0])]
     kind: LimitKind = msgspec.convert(refusal[1].decode(), LimitKind)
-    waits: dict[LimitKind, float] = {
-        "parallel": PARALLEL_RETRY_S,
-        "day": periods.day_left_s,
-        "month": periods.month_left_s,
-    }
-    wait_s = waits[kind] if kind in waits else float(refusal[2])
+    wait_s = fixed_wait_s(kind, periods)
     return LimitHit(
-        scope=scope.name, kind=kind, limit=limit_of(scope.limits, kind), retry_after_s=wait_s
+        scope=scope.name,
+        kind=kind,
+        limit=limits_by_kind(scope.limits)[kind],
+        retry_after_s=float(refusal[2]) if wait_s is None else wait_s,
     )
 
 

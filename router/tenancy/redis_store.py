@@ -23,7 +23,7 @@ from router.tenancy.stored import (
     StoredDirectory,
     StoredKey,
     Write,
-    id_of,
+    writes_of,
 )
 
 log = logging.getLogger("prefixfleet.router.tenancy")
@@ -68,19 +68,12 @@ class RedisTenantStore:
 
     async def change(self, writes: Sequence[Write], *, mark: str) -> None:
         """Apply all writes."""
-        arguments: list[bytes | str] = []
-        for write in writes:
-            value = b"" if write.value is None else _encoder.encode(write.value)
-            arguments += [write.kind, write.id, value]
-        if not await _CHANGE.run(self._redis, PREFIX, mark, *arguments):
+        if not await _CHANGE.run(self._redis, PREFIX, mark, *_arguments(writes)):
             raise StaleDirectory
 
     async def restore(self, directory: StoredDirectory) -> bool:
         """Fill the store unless it holds something newer or somebody else's."""
-        arguments: list[bytes | str] = []
-        for kind in ("tenants", "keys", "admins"):
-            for record in getattr(directory, kind):
-                arguments += [kind, id_of(record), _encoder.encode(record)]
+        arguments = _arguments(writes_of(directory))
         done = await _RESTORE.run(
             self._redis, PREFIX, directory.generation, directory.version, *arguments
         )
@@ -105,11 +98,21 @@ class RedisTenantStore:
             await self._redis.aclose()
 
 
+def _arguments(writes: Sequence[Write]) -> list[bytes | str]:
+    """Return kind, id and JSON of each write, as the scripts take them."""
+    arguments: list[bytes | str] = []
+    for write in writes:
+        value = b"" if write.value is None else _encoder.encode(write.value)
+        arguments += [write.kind, write.id, value]
+    return arguments
+
+
 def _read(flat: list[bytes], kind: type[R]) -> tuple[R, ...]:
+    """Return the records of a hash, by id."""
     records = []
-    for id, data in zip(flat[::2], flat[1::2], strict=True):
+    for id, data in sorted(zip(flat[::2], flat[1::2], strict=True)):
         try:
-            records.append((id, msgspec.json.decode(data, type=kind)))
+            records.append(msgspec.json.decode(data, type=kind))
         except msgspec.DecodeError as error:
             log.error("stored %s %s cannot be read: %s", kind.__name__, id.decode()[:64], error)
-    return tuple(record for _, record in sorted(records, key=lambda pair: pair[0]))
+    return tuple(records)

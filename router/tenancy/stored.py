@@ -114,8 +114,10 @@ class StaleDirectory(Exception):
     """Raised when a change was made from a directory that is not the store's; load and repeat."""
 
 
-def id_of(record: TenantConfig | StoredKey | StoredAdmin) -> str:
-    """Return what a record is stored under."""
-    if isinstance(record, TenantConfig):
-        return record.name
-    return record.key.hash if isinstance(record, StoredKey) else record.hash
+def writes_of(directory: StoredDirectory) -> list[Write]:
+    """Return the writes that make an empty directory this one."""
+    return [
+        *(Write("tenants", tenant.name, tenant) for tenant in directory.tenants),
+        *(Write("keys", entry.key.hash, entry) for entry in directory.keys),
+        *(Write("admins", admin.hash, admin) for admin in directory.admins),
+    ]

@@ -16,14 +16,13 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError
 
-from kvindex.hashing import HashScheme, known_answer
 from kvindex.index import LoadReport, SequencedOps
 from kvindex.redis_connect import check_server, connect
 from kvindex.redis_index import RedisIndex
 from kvindex.redis_registry import RedisRegistry
-from kvindex.registry import ModelIdentity, ReplicaRecord
 from tests.conditions import until
 from tests.contracts.index_subject import BOOT_NS, CLEARED, A, B, Subject, chain, removed, stored
+from tests.kvindex.following import record
 from tests.redis_server import RedisServer, free_port, running_server, valkey_binary
 
 OLDEST_VARIABLE = "PREFIXFLEET_TEST_REDIS_62"
@@ -81,8 +80,8 @@ async def test_the_documented_least_rights_suffice_and_are_least(binary: str | N
         assert await check_server(client, must_persist=False) == []
         await use_everything(RedisIndex(client, "pool"))
         registry = RedisRegistry(connect(url), b"secret")
-        await registry.publish(record(), lease_s=60)
-        assert await registry.records() == [record()]
+        await registry.publish(record(1), lease_s=60)
+        assert await registry.records() == [record(1)]
         await registry.withdraw("a")
         assert await registry.records() == []
         assert await registry.claim("bridge/a", "gw-1", lease_s=60)
@@ -93,19 +92,6 @@ async def test_the_documented_least_rights_suffice_and_are_least(binary: str | N
         await registry.close()
         await client.aclose()
         await admin.aclose()
-
-
-def record() -> ReplicaRecord:
-    return ReplicaRecord(
-        id="a",
-        kind="prefixfleet",
-        url="http://127.0.0.1:1",
-        epoch=1,
-        served_models=("m",),
-        identity=ModelIdentity(model="m"),
-        hash_scheme=HashScheme(),
-        known_answer=known_answer(HashScheme()),
-    )
 
 
 @pytest.mark.skipif(OLDEST is None, reason=f"{OLDEST_VARIABLE} names no Redis 6.2 server")

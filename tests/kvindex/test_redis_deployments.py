@@ -20,7 +20,8 @@ from kvindex.redis_index import RedisIndex
 from kvindex.redis_registry import RedisRegistry
 from tests.conditions import until
 from tests.contracts.index_subject import BOOT_NS, A, chain, stored
-from tests.kvindex.test_index_deployments import cluster, is_ready, record, use_everything
+from tests.kvindex.following import record
+from tests.kvindex.test_index_deployments import cluster, is_ready, use_everything
 from tests.redis_server import RedisServer, free_port
 
 HASHES = chain(5)
@@ -68,8 +69,8 @@ async def test_one_url_reaches_every_pool_of_a_cluster() -> None:
         for i in range(12):
             await use_everything(RedisIndex(through, f"pool-{i}"))
         registry = RedisRegistry(through, b"secret")
-        await registry.publish(record(), lease_s=60)
-        assert await registry.records() == [record()]
+        await registry.publish(record(1), lease_s=60)
+        assert await registry.records() == [record(1)]
         assert await registry.claim("bridge/a", "gw-1", lease_s=60)
         warnings = await check_server(through, must_persist=True)
         assert len(warnings) == 3

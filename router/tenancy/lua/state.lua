@@ -5,7 +5,7 @@
 -- epoch on the clock of the gateway that calls: gateways' clocks must agree within a second.
 --
 --   head                 HASH    generation (who filled the store), version (of tenants and keys)
---   tenants              HASH    name -> StoredTenant (JSON)
+--   tenants              HASH    name -> TenantConfig (JSON)
 --   keys                 HASH    sha256 of a key -> StoredKey (JSON)
 --   admins               HASH    sha256 of an admin key -> StoredAdmin (JSON)
 --   gateways             ZSET    gateway -> instant at which its lease lapses
