@@ -27,7 +27,7 @@ from benchmarks.index_fleet import (
     random_holding,
     shared_holding,
 )
-from benchmarks.timing import Report, Row, arguments, at_most, machine, median_us, show
+from benchmarks.timing import Report, Row, arguments, at_least, at_most, machine, median_us, show
 from kvindex.config import RedisConfig
 from kvindex.index import IndexOp, OpKind, SequencedOps, Target
 from kvindex.redis_connect import connect
@@ -227,11 +227,6 @@ def steady_stream(hashes: list[bytes]) -> tuple[int, list[list[SequencedOps]]]:
     ]
     calls = [batches[first : first + 64] for first in range(0, len(batches), 64)]
     return 2 * len(hashes), calls
-
-
-def at_least(name: str, ours: float, unit: str, bound: float) -> Row:
-    """Build a row whose goal is a lower bound."""
-    return Row(name=name, ours=ours, unit=unit, goal=f">= {bound:g}", met=ours >= bound)
 
 
 async def measure(plan: Plan) -> list[Row]:

@@ -10,7 +10,6 @@ figures are the smallest median of a repeat: the one that neighbours disturbed l
 
 from __future__ import annotations
 
-import argparse
 import gc
 import random
 import shlex
@@ -23,7 +22,7 @@ from typing import NamedTuple
 import msgspec
 
 from benchmarks import scheduler_workloads as workloads
-from benchmarks.timing import Report, Row, machine, show
+from benchmarks.timing import Report, Row, flags, machine, show
 
 _SEED = 20240601
 Figures = dict[str, float]
@@ -115,9 +114,7 @@ def row(figure: Figure, mine: Figures, theirs: Figures) -> Row:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--quick", action="store_true", help="fewer repeats, under a minute")
+    parser = flags(__doc__ or "")
     parser.add_argument("--peer", metavar="COMMAND", help="prints the peer's figures as JSON")
     options = parser.parse_args()
     num_repeats, num_steps = (1, 60) if options.quick else (5, 200)

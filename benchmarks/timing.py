@@ -61,12 +61,22 @@ def at_most(name: str, ours: float, unit: str, bound: float | None) -> Row:
     return Row(name=name, ours=ours, unit=unit, goal=f"<= {bound:g}", met=ours <= bound)
 
 
-def arguments(description: str) -> argparse.Namespace:
-    """Parse the two flags that every benchmark has."""
+def at_least(name: str, ours: float, unit: str, bound: float) -> Row:
+    """Build a row whose goal is a lower bound."""
+    return Row(name=name, ours=ours, unit=unit, goal=f">= {bound:g}", met=ours >= bound)
+
+
+def flags(description: str) -> argparse.ArgumentParser:
+    """Return a parser of the two flags that every benchmark has."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quick", action="store_true", help="fewer repeats, under a minute")
-    return parser.parse_args()
+    return parser
+
+
+def arguments(description: str) -> argparse.Namespace:
+    """Parse the two flags, for a benchmark that has no others."""
+    return flags(description).parse_args()
 
 
 def show(report: Report, *, as_json: bool) -> None:

@@ -7,11 +7,11 @@ answers, an engine may exceed them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from sim.oracle.bounds import pooled
+from sim.oracle.bounds import by_session, by_tenant, pooled
 from sim.oracle.reuse import ReuseReader
 from sim.traces.row import TraceRow
 from sim.workload import Arrival
@@ -40,24 +40,23 @@ class BoundsReader:
     def __init__(self, arrivals: Iterable[Arrival], *, block_size: int) -> None:
         """Read the stream once."""
         shared = ReuseReader(block_size=block_size)
-        by_session = ReuseReader(block_size=block_size, namespace=_session)
-        by_tenant = ReuseReader(block_size=block_size, namespace=_tenant)
-        self._block_size = block_size
+        sessions = ReuseReader(block_size=block_size, namespace=by_session)
+        tenants = ReuseReader(block_size=block_size, namespace=by_tenant)
         self._reuse = shared.reuse
         self._hits: dict[str, list[int]] = {"infinite": [], "session": [], "tenant": []}
-        self._has_sessions = self._has_tenants = False
-        tenants: set[str] = set()
+        self._has_sessions = False
+        tenant_names: set[str] = set()
         for arrival, row in as_rows(arrivals):
             usable = (arrival.num_prompt_tokens - 1) // block_size
             self._has_sessions |= arrival.session is not None
-            tenants.add(arrival.tenant)
+            tenant_names.add(arrival.tenant)
             for name, reader in (
                 ("infinite", shared),
-                ("session", by_session),
-                ("tenant", by_tenant),
+                ("session", sessions),
+                ("tenant", tenants),
             ):
                 self._hits[name].append(min(usable, reader.add(row)))
-        self._has_tenants = len(tenants) > 1
+        self._has_tenants = len(tenant_names) > 1
 
     def bounds(self, *, replicas: int, blocks: int, counted: Callable[[int], bool]) -> Bounds:
         """Return the bounds of a fleet; `counted` says which requests count, by number."""
@@ -92,11 +91,3 @@ def as_rows(arrivals: Iterable[Arrival]) -> Iterator[tuple[Arrival, TraceRow]]:
                 tenant=arrival.tenant,
             ),
         )
-
-
-def _session(row: TraceRow) -> Hashable:
-    return row.session_id if row.session_id is not None else row.line
-
-
-def _tenant(row: TraceRow) -> Hashable:
-    return row.tenant

@@ -65,7 +65,7 @@ class ClockedReplay:
         self._pacing = make_pacing(config, workload)
         self._clock = VirtualClock()
         self._max_model_len = config.blocks * workload.block_size
-        self._gateways, feeds = build_gateways(
+        self._gateways, self._feeds = build_gateways(
             config,
             clock=self._clock,
             block_size=workload.block_size,
@@ -73,9 +73,8 @@ class ClockedReplay:
             observer=observer,
             make_router=make_router,
         )
-        self._feeds = feeds
         self._fleet = VirtualFleet(
-            config, block_size=workload.block_size, latency=latency, feeds=feeds
+            config, block_size=workload.block_size, latency=latency, feeds=self._feeds
         )
         self._position = {target: i for i, target in enumerate(targets_of(config))}
         self._agenda: list[tuple[float, int, _Action]] = []
@@ -279,11 +278,9 @@ class ClockedReplay:
     def _total(self) -> Outcomes:
         outcomes, fleet = self._outcomes, self._fleet
         fleet.close()
-        held = fleet.cached()
         outcomes.num_evictions = fleet.num_evictions
         outcomes.num_preemptions = fleet.num_preemptions
         outcomes.num_gaps = sum(feed.view.num_gaps for feed in self._feeds)
-        outcomes.num_cached_blocks = sum(map(len, held))
-        outcomes.num_duplicate_blocks = outcomes.num_cached_blocks - len(set().union(*held))
+        outcomes.count_cached(fleet.cached())
         outcomes.duration_s = self._last_end_s
         return outcomes

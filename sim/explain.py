@@ -17,6 +17,7 @@ from sim.outcomes import Answer
 from sim.placement import Attempt, Choice, Placed, Refused
 from sim.replay import RowSource, run_replay
 from sim.traces.row import TraceHeader, TraceRow
+from sim.workload import block_size_of
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +79,7 @@ def explain_line(
     if seen.attempt is None or seen.chosen is None:
         raise ConfigError(f"--line {line}: the replay has no request from that line")
     arrival = seen.attempt.arrival
-    options = tuple(_options(seen, config.block_size or header.block_size or 1))
+    options = tuple(_options(seen, block_size_of(header, config)))
     realised = [a for a in outcomes.answers if a.line == line]
     return Explanation(
         line=line,

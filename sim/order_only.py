@@ -80,9 +80,7 @@ class OrderOnly:
             self._serve(gateway, Attempt(arrival))
         outcomes.num_evictions = sum(r.pool.num_evictions for r in self._replicas)
         outcomes.num_gaps = sum(feed.view.num_gaps for feed in self._feeds)
-        held = [set(replica.pool.cached_hashes()) for replica in self._replicas]
-        outcomes.num_cached_blocks = sum(map(len, held))
-        outcomes.num_duplicate_blocks = outcomes.num_cached_blocks - len(set().union(*held))
+        outcomes.count_cached([set(replica.pool.cached_hashes()) for replica in self._replicas])
         return outcomes
 
     def _serve(self, gateway: Gateway, attempt: Attempt) -> None:

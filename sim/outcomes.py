@@ -5,6 +5,7 @@ Plain rows in order of completion, about 250 bytes each; what they mean together
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -75,3 +76,8 @@ class Outcomes:
     num_cached_blocks: int = 0
     duration_s: float | None = None
     has_prefix: bool = True
+
+    def count_cached(self, held: Sequence[set[bytes]]) -> None:
+        """Count what each replica holds at the end, and what of it another one holds too."""
+        self.num_cached_blocks = sum(map(len, held))
+        self.num_duplicate_blocks = self.num_cached_blocks - len(set().union(*held))

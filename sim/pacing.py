@@ -7,7 +7,8 @@ comes next and when.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 from sim.config import ReplayConfig
@@ -64,7 +65,7 @@ class FixedConcurrency:
         self._in_flight = in_flight
 
     def first(self) -> Iterable[Due]:
-        for arrival in _take(self._arrivals, self._in_flight):
+        for arrival in islice(self._arrivals, self._in_flight):
             yield Due(0.0, arrival)
 
     def sent(self) -> Due | None:
@@ -120,11 +121,3 @@ def make_pacing(config: ReplayConfig, arrivals: Iterable[Arrival]) -> Pacing:
     if config.mode == "closed":
         return ClosedLoop(arrivals)
     return OpenLoop(arrivals)
-
-
-def _take(arrivals: Iterator[Arrival], count: int) -> Iterator[Arrival]:
-    for _ in range(count):
-        arrival = next(arrivals, None)
-        if arrival is None:
-            return
-        yield arrival

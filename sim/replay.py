@@ -19,7 +19,7 @@ from sim.report.summary import ReplayReport, counted_from, summarize
 from sim.report.traffic import Traffic, describe_traffic
 from sim.traces.row import TraceHeader, TraceRow
 from sim.traces.trace import Trace
-from sim.workload import Workload
+from sim.workload import Workload, block_size_of
 
 RowSource = Callable[[], Iterable[TraceRow]]
 
@@ -81,7 +81,7 @@ def report_replay(
     return summarize(
         config,
         outcomes,
-        block_size=Workload(header, rows, config).block_size,
+        block_size=block_size_of(header, config),
         latency=load_latency(config.latency),
         bounds=fleet_bounds,
     )

@@ -35,6 +35,15 @@ _DEFAULT = ReplayConfig()
 def replay_parser(invocation: Invocation, description: str) -> CommandParser:
     """Return a parser with the trace and everything about traffic, router and clock."""
     parser = CommandParser(invocation, description)
+    add_trace(parser)
+    _add_traffic(parser)
+    _add_router(parser)
+    _add_engine(parser)
+    return parser
+
+
+def add_trace(parser: CommandParser) -> None:
+    """Add the trace, and what may be stated about it; `trace_file` reads them."""
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, also .gz, .xz or .zst")
     parser.add_argument("--format", choices=FORMATS, help="default: guessed from the first line")
     parser.add_argument(
@@ -46,10 +55,6 @@ def replay_parser(invocation: Invocation, description: str) -> CommandParser:
     parser.add_argument(
         "--lengths", choices=get_args(Lengths), help="approximate: off by one id is no error"
     )
-    _add_traffic(parser)
-    _add_router(parser)
-    _add_engine(parser)
-    return parser
 
 
 def _add_traffic(parser: CommandParser) -> None:
@@ -154,15 +159,20 @@ def _add_engine(parser: CommandParser) -> None:
     parser.add_argument(
         "--block-size", type=int, metavar="TOKENS", help="the engine's (default: the trace's)"
     )
+    add_latency(parser)
+    parser.add_argument("--max-num-seqs", type=int, default=_DEFAULT.engine.max_num_seqs)
+    parser.add_argument(
+        "--max-num-batched-tokens", type=int, default=_DEFAULT.engine.max_num_batched_tokens
+    )
+
+
+def add_latency(parser: CommandParser) -> None:
+    """Add the flag of the latency profile."""
     parser.add_argument(
         "--latency",
         default=_DEFAULT.latency,
         metavar="NAME|FILE",
         help=f"{', '.join(PROFILES)}, or a file of `replay calibrate` (default %(default)s)",
-    )
-    parser.add_argument("--max-num-seqs", type=int, default=_DEFAULT.engine.max_num_seqs)
-    parser.add_argument(
-        "--max-num-batched-tokens", type=int, default=_DEFAULT.engine.max_num_batched_tokens
     )
 
 

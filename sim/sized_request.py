@@ -33,20 +33,19 @@ class TokenCount(list[int]):
 class NamedChain(HashChain):
     """A hash chain whose blocks were named in advance, instead of being hashed from tokens."""
 
-    __slots__ = ("_block_size", "_names")
+    __slots__ = ("_names",)
 
     def __init__(
         self, scheme: HashScheme, names: Sequence[BlockHash], *, num_known_tokens: int
     ) -> None:
         """Start with the full blocks of the known tokens; `names` cover all that may follow."""
         super().__init__(scheme)
-        self._block_size = scheme.block_size
         self._names = names
         self.hashes = list(names[: num_known_tokens // scheme.block_size])
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Name every block of `tokens` that is full and not named yet."""
-        num_full = len(tokens) // self._block_size
+        num_full = len(tokens) // self._scheme.block_size
         if num_full > len(self.hashes):
             self.hashes += self._names[len(self.hashes) : num_full]
 

@@ -63,7 +63,7 @@ class Workload:
         """Take the source of rows; raise ConfigError when the trace's blocks cannot be used."""
         self._rows = rows
         self._config = config
-        self.block_size = _block_size(header, config)
+        self.block_size = block_size_of(header, config)
         self._trace_block_size = header.block_size or self.block_size
 
     def __iter__(self) -> Iterator[Arrival]:
@@ -125,7 +125,8 @@ _Timed = tuple[float, int, TraceRow]
 """When, which copy of the recording, what."""
 
 
-def _block_size(header: TraceHeader, config: ReplayConfig) -> int:
+def block_size_of(header: TraceHeader, config: ReplayConfig) -> int:
+    """Return the engine's block size; raise ConfigError when neither trace nor settings say it."""
     size = config.block_size or header.block_size
     if size is None:
         raise ConfigError("the trace has no blocks: give the engine's with --block-size")

@@ -16,13 +16,18 @@ from kvindex.foundation.errors import ConfigError, PrefixFleetError
 from sim.config import ReplayConfig
 from sim.live.client import connected
 from sim.live.fit import Fit, Sample, fit
-from sim.live.fleet_settings import FleetAddress, base_url, find_replica, read_settings
+from sim.live.fleet_settings import (
+    KEY_VARIABLE,
+    FleetAddress,
+    base_url,
+    find_replica,
+    read_settings,
+)
 from sim.live.measure import MeasurePlan, Measurer
 from sim.live.prompts import DEFAULT_VOCAB_SIZE
 from sim.progress import progress_bar
 from sim.traces.text_table import Cell, text_table
 
-_KEY_VARIABLE = "PREFIXFLEET_KEY"
 _MS = 1000.0
 
 
@@ -54,7 +59,7 @@ def _server(invocation: Invocation, flags: argparse.Namespace) -> tuple[FleetAdd
         flags.max_num_batched_tokens or ReplayConfig().engine.max_num_batched_tokens
     )
     if flags.url is not None:
-        key = flags.key or os.environ.get(_KEY_VARIABLE)
+        key = flags.key or os.environ.get(KEY_VARIABLE)
         return FleetAddress(url=base_url(flags.url), key=key), max_step_tokens
     if invocation.config_file is None:
         raise ConfigError("which replica? give --url, or a running fleet's configuration with -c")
@@ -68,11 +73,8 @@ async def _measure(
     address: FleetAddress, flags: argparse.Namespace, max_step_tokens: int
 ) -> tuple[list[Sample], MeasurePlan]:
     async with connected(address) as client:
-        models = [flags.model] if flags.model else await client.models()
-        if len(models) != 1:
-            raise ConfigError(f"--model: name one of {', '.join(models) or 'none'}")
         plan = MeasurePlan(
-            model=models[0],
+            model=flags.model or await client.only_model(),
             max_prompt=flags.max_prompt,
             repeats=flags.repeats,
             num_output_tokens=flags.output_tokens,
@@ -93,7 +95,7 @@ def _parser(invocation: Invocation) -> CommandParser:
     parser.add_argument("--url", help="of the replica (default: the first of the fleet of -c)")
     parser.add_argument("--run-dir", type=Path, help="of the fleet (default: as configured)")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.json")
-    parser.add_argument("--key", help=f"its API key (default: the variable {_KEY_VARIABLE})")
+    parser.add_argument("--key", help=f"its API key (default: the variable {KEY_VARIABLE})")
     parser.add_argument("--model", help="served model, where there are several")
     parser.add_argument("--max-prompt", type=_at_least(128), default=2048, metavar="TOKENS")
     parser.add_argument("--repeats", type=_at_least(1), default=5, help="of each prompt length")

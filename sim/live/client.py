@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
-from kvindex.foundation.errors import DependencyError, PrefixFleetError
+from kvindex.foundation.errors import ConfigError, DependencyError, PrefixFleetError
 from sim.live.fleet_settings import FleetAddress
 from sim.live.messages import Completion, Holdings, LiveFleet, LiveRecord, Received
 
@@ -74,6 +74,13 @@ class LiveClient:
         url = f"{self._address.url}/v1/models"
         cards = await self._json("GET", url, self._address.key, _Cards)
         return [card.id for card in cards.data]
+
+    async def only_model(self) -> str:
+        """Return the one model that there is; raise ConfigError when it must be named."""
+        models = await self.models()
+        if len(models) != 1:
+            raise ConfigError(f"--model: name one of {', '.join(models) or 'none'}")
+        return models[0]
 
     async def complete(self, wanted: Completion) -> Received:
         """Ask for one completion and read all of it; an error answer is a result, not raised.

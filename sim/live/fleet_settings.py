@@ -30,6 +30,9 @@ SECTIONS: Mapping[str, str] = {
 }
 """The launcher's table; a test keeps the two equal."""
 
+KEY_VARIABLE = "PREFIXFLEET_KEY"
+"""The environment variable with the API key, where no flag gives it."""
+
 
 class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a configuration that a replay depends on.

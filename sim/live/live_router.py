@@ -8,7 +8,7 @@ they were recorded; everything else, caches, queues and choices, is the replay's
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -55,14 +55,7 @@ class LiveRouter:
         if not isinstance(chosen, Placed):
             return chosen
         target = next(own for own, live in self.live.items() if live == chosen.target)
-        return Placed(
-            target=target,
-            num_predicted_tokens=chosen.num_predicted_tokens,
-            num_uncached_tokens=chosen.num_uncached_tokens,
-            num_matched_blocks=chosen.num_matched_blocks,
-            expected_s=chosen.expected_s,
-            decision=chosen.decision,
-        )
+        return replace(chosen, target=target)
 
     def first_token(self, attempt: Attempt) -> None:
         """Pass it on."""

@@ -50,7 +50,6 @@ class LiveAttempt(msgspec.Struct, frozen=True, kw_only=True):
 
     decision: Decision
     request: PlanRequest | None = None
-    failure: str | None = None
 
 
 class LiveRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,6 @@ from sim.latency import load_latency
 from sim.live.drive import Driven
 from sim.live.live_router import LiveRouter
 from sim.outcomes import Outcomes
-from sim.placement import Router
 from sim.routers import PlannedRouter, PolicyTable
 from sim.routing import targets_of
 from sim.traces.row import TraceHeader, TraceRow
@@ -54,25 +53,19 @@ def replay_driven(
     rows = _rows(ordered)
     live = dict(zip(targets_of(config), targets, strict=True))
     recorded = _recorded(ordered)
-    routers: list[LiveRouter] = []
-
-    def make_router(_: str) -> Router:
-        policy = build_policy(config.policy, config.params, owner="the live fleet")
-        planner = Planner(PolicyTable(policy, {}), config=config.planner, gateway=gateway)
-        router = LiveRouter(PlannedRouter(planner), live, recorded)
-        router.remember(recorded.get(0, ()))
-        routers.append(router)
-        return router
-
+    policy = build_policy(config.policy, config.params, owner="the live fleet")
+    planner = Planner(PolicyTable(policy, {}), config=config.planner, gateway=gateway)
+    router = LiveRouter(PlannedRouter(planner), live, recorded)
+    router.remember(recorded.get(0, ()))
     workload = Workload(header, lambda: rows, config)
     latency = load_latency(config.latency)
-    replay = ClockedReplay(config, workload, latency, make_router=make_router)
+    replay = ClockedReplay(config, workload, latency, make_router=lambda _: router)
     outcomes = replay.run()
     return Twin(
         driven=ordered,
         outcomes=outcomes,
         replicas=tuple(target.replica for target in live.values()),
-        decisions=routers[0].decided,
+        decisions=router.decided,
     )
 
 

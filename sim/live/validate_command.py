@@ -7,26 +7,23 @@ import asyncio
 import itertools
 import os
 from pathlib import Path
-from typing import get_args
 
 import msgspec
 
 from kvindex.foundation.arguments import CommandParser, Invocation
 from kvindex.foundation.errors import ConfigError
-from sim.latency import PROFILES, load_latency
+from sim.latency import load_latency
 from sim.live.client import connected
 from sim.live.compare import BY_THE_CLOCK, ONE_BY_ONE, Tolerance
-from sim.live.fleet_settings import FleetAddress, find_fleet, read_settings
+from sim.live.fleet_settings import KEY_VARIABLE, FleetAddress, find_fleet, read_settings
 from sim.live.prompts import DEFAULT_VOCAB_SIZE
 from sim.live.shrink import shrunk_header, shrunk_rows
 from sim.live.validate_text import validation_text
 from sim.live.validation import Plan, Validation, validate
 from sim.progress import progress_bar
-from sim.replay_flags import open_flagged, parse_params
-from sim.traces.registry import FORMATS
-from sim.traces.row import Lengths, Tail, TraceHeader, TraceRow
+from sim.replay_flags import add_latency, add_trace, open_flagged, parse_params
+from sim.traces.row import TraceHeader, TraceRow
 
-KEY_VARIABLE = "PREFIXFLEET_KEY"
 ADMIN_KEY_VARIABLE = "PREFIXFLEET_ADMIN_KEY"
 
 
@@ -65,17 +62,7 @@ def _parser(invocation: Invocation) -> CommandParser:
         "Send a trace to a live fleet and to its replay, and compare request by request. "
         "Empties the fleet's prefix caches first.",
     )
-    parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, also .gz, .xz or .zst")
-    parser.add_argument("--format", choices=FORMATS, help="default: guessed from the first line")
-    parser.add_argument(
-        "--trace-block-size", type=int, help="tokens, if the file does not tell", metavar="N"
-    )
-    parser.add_argument(
-        "--tail", choices=get_args(Tail), help="whether a partial block of the trace has an id"
-    )
-    parser.add_argument(
-        "--lengths", choices=get_args(Lengths), help="approximate: off by one id is no error"
-    )
+    add_trace(parser)
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N requests")
     parser.add_argument(
         "--shrink", type=int, default=1, metavar="N", help="blocks and lengths N times smaller"
@@ -88,12 +75,7 @@ def _parser(invocation: Invocation) -> CommandParser:
         "--open-loop", action="store_true", help="send by the trace's clock instead"
     )
     parser.add_argument("--speed-up", type=float, default=1.0, help="play so much faster")
-    parser.add_argument(
-        "--latency",
-        default="h100-8b",
-        metavar="NAME|FILE",
-        help=f"{', '.join(PROFILES)}, or a file of `replay calibrate` (default %(default)s)",
-    )
+    add_latency(parser)
     parser.add_argument(
         "--vocab-size",
         type=int,

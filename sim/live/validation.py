@@ -76,7 +76,7 @@ async def validate(
     Raises ConfigError when it is not known what to replay, PrefixFleetError or DependencyError
     when the fleet does not answer.
     """
-    model = plan.model or await _only_model(client)
+    model = plan.model or await client.only_model()
     fleet = await _prepare(client, settings, plan, model)
     longest = min(fleet.blocks * settings.engine.block_size, fleet.max_model_len or math.inf)
     sent = [row for row in rows if row.input_length + row.output_length <= longest]
@@ -133,13 +133,6 @@ def replay_config(
         planner=settings.planner,
         engine=settings.engine,
     )
-
-
-async def _only_model(client: LiveClient) -> str:
-    models = await client.models()
-    if len(models) != 1:
-        raise ConfigError(f"--model: name one of {', '.join(models) or 'none'}")
-    return models[0]
 
 
 async def _prepare(client: LiveClient, settings: FleetSettings, plan: Plan, model: str) -> _Fleet:

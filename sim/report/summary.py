@@ -14,6 +14,7 @@ import msgspec
 from sim.bounds import Bounds
 from sim.config import ReplayConfig
 from sim.latency import LatencyModel
+from sim.oracle.bounds import share
 from sim.outcomes import Answer, Outcomes, TurnedAway
 from sim.traces.percentiles import percentile
 
@@ -66,7 +67,7 @@ class TenantResult(msgspec.Struct, frozen=True, kw_only=True):
 class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about one replay; tokens and blocks are of prompts.
 
-    `imbalance` is max / mean of computed prompt tokens over the replicas. `token_hit_of_bound`:
+    `imbalance` is max / mean of computed prompt tokens over the replicas. `of_infinite_bound`:
     share of what an infinite cache would hit. `over_predicted_tokens`: promised by the router and
     not there; `under_predicted_tokens`: there and not promised.
     """
@@ -162,9 +163,9 @@ def summarize(
         hit_blocks=hit_blocks if known else None,
         prompt_tokens=prompt_tokens,
         hit_tokens=hit_tokens if known else None,
-        block_hit=_ratio(hit_blocks, references) if known else None,
-        token_hit=_ratio(hit_tokens, prompt_tokens) if known else None,
-        of_infinite_bound=_ratio(hit_blocks, bounds.infinite_hit_blocks) if bounds else None,
+        block_hit=share(hit_blocks, references) if known else None,
+        token_hit=share(hit_tokens, prompt_tokens) if known else None,
+        of_infinite_bound=share(hit_blocks, bounds.infinite_hit_blocks) if bounds else None,
         of_pooled_belady=_of_belady(hit_blocks, bounds),
         over_predicted_tokens=sum(map(_over_predicted, answers)) if known else None,
         under_predicted_tokens=sum(map(_under_predicted, answers)) if known else None,
@@ -172,7 +173,7 @@ def summarize(
         fairness=_jain(uncached),
         collapsed=config.replicas > 1 and max(uncached) >= COLLAPSED * max(1, sum(uncached)),
         per_replica=_per_replica(answers, config.replicas),
-        duplicate_blocks=_ratio(outcomes.num_duplicate_blocks, outcomes.num_cached_blocks),
+        duplicate_blocks=share(outcomes.num_duplicate_blocks, outcomes.num_cached_blocks),
         evictions=outcomes.num_evictions,
         preemptions=outcomes.num_preemptions,
         event_gaps=outcomes.num_gaps,
@@ -213,14 +214,10 @@ def quantiles(values: Iterable[float | None]) -> Quantiles | None:
     )
 
 
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
-
-
 def _of_belady(hit_blocks: int, bounds: Bounds | None) -> float | None:
     if bounds is None or bounds.pooled_belady_hit_blocks is None:
         return None
-    return _ratio(hit_blocks, bounds.pooled_belady_hit_blocks)
+    return share(hit_blocks, bounds.pooled_belady_hit_blocks)
 
 
 def _over_predicted(answer: Answer) -> int:
@@ -285,7 +282,7 @@ def _tenant(answers: list[Answer], refused: list[TurnedAway], *, known: bool) ->
         refused=len(refused) - num_shed,
         prompt_tokens=prompt_tokens,
         hit_tokens=hit_tokens,
-        token_hit=_ratio(hit_tokens, prompt_tokens) if known else None,
+        token_hit=share(hit_tokens, prompt_tokens) if known else None,
         ttft_s=quantiles(a.ttft_s for a in answers),
     )
 
@@ -303,7 +300,7 @@ def _windows(answers: Sequence[Answer], replicas: int, *, known: bool) -> tuple[
                 start_s=part[0].at_s,
                 requests=len(part),
                 imbalance=imbalance(_uncached_by_replica(part, replicas)),
-                token_hit=_ratio(hit_tokens, prompt_tokens) if known else None,
+                token_hit=share(hit_tokens, prompt_tokens) if known else None,
             )
         )
     return tuple(windows)

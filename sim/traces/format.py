@@ -1,6 +1,6 @@
 """What a format is to the rest: how its files are recognised, what their header says, their rows.
 
-One module per format builds one `Format`; sim/traces/formats.py lists them. What every format
+One module per format builds one `Format`; sim/traces/registry.py lists them. What every format
 has in common, validation above all, is done after it (sim/traces/validation.py).
 """
 
@@ -52,7 +52,6 @@ class Format:
     """
 
     name: str
-    summary: str
     recognises: Callable[[bytes], bool]
     describe: Callable[[TraceSource, Stated], Described]
     read: Callable[[TraceSource, TraceHeader, Stated], Iterator[TraceRow]]
@@ -77,6 +76,26 @@ class ChainIds:
             parent = self._ids.setdefault((parent, key), len(self._ids))
             ids.append(parent)
         return tuple(ids)
+
+
+class LogClock:
+    """Times of arrival in a log whose rows all have a time or all have none; the first is 0 s."""
+
+    NO_TIMES = "no times: every request arrives at 0 s, only the order means something"
+
+    def __init__(self, source: TraceSource) -> None:
+        self._source = source
+        self._zero_s: float | None = None
+
+    def arrival_s(self, line: int, timestamp: float | None) -> float:
+        """Return when a row arrives; TraceError when it has no time and those before have."""
+        if self._zero_s is None:
+            self._zero_s = timestamp
+        if self._zero_s is None:
+            return 0.0
+        if timestamp is None:
+            raise self._source.error(line, "some rows have a timestamp and some have none")
+        return timestamp - self._zero_s
 
 
 def json_keys(line: bytes) -> frozenset[str]:

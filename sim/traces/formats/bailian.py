@@ -66,7 +66,6 @@ def _read(source: TraceSource, header: TraceHeader, stated: Stated) -> Iterator[
 
 BAILIAN = Format(
     name="bailian",
-    summary="Qwen-Bailian usage traces (chat_id, parent_chat_id, turn, hash_ids)",
     recognises=_recognises,
     describe=_describe,
     read=_read,

@@ -14,6 +14,7 @@ from sim.traces.format import (
     ChainIds,
     Described,
     Format,
+    LogClock,
     Stated,
     json_keys,
     require_agreement,
@@ -51,26 +52,22 @@ def _describe(source: TraceSource, stated: Stated) -> Described:
     require_agreement(source, stated, header)
     notes = ["no output lengths: they are 0"]
     if first.timestamp is None:
-        notes.append("no times: every request arrives at 0 s, only the order means something")
+        notes.append(LogClock.NO_TIMES)
     return Described(header, tuple(notes))
 
 
 def _read(source: TraceSource, header: TraceHeader, stated: Stated) -> Iterator[TraceRow]:
     ids = ChainIds()
-    zero_s: float | None = None
+    clock = LogClock(source)
     for number, line in source.lines():
         wire = source.decode(_ROW, number, line)
         if wire.chunk_size not in (None, header.block_size):
             raise source.error(
                 number, f"chunk_size is {wire.chunk_size}, in the first row {header.block_size}"
             )
-        if zero_s is None:
-            zero_s = wire.timestamp
-        if (zero_s is None) != (wire.timestamp is None):
-            raise source.error(number, "some rows have a timestamp and some have none")
         yield TraceRow(
             line=number,
-            arrival_s=0.0 if wire.timestamp is None else wire.timestamp - (zero_s or 0.0),
+            arrival_s=clock.arrival_s(number, wire.timestamp),
             input_length=wire.seq_len,
             output_length=0,
             # The log hashes tokens only: blocks of two models are never the same block.
@@ -82,7 +79,6 @@ def _read(source: TraceSource, header: TraceHeader, stated: Stated) -> Iterator[
 
 LMCACHE = Format(
     name="lmcache",
-    summary="LMCache look-up log (chunk_hashes, seq_len)",
     recognises=_recognises,
     describe=_describe,
     read=_read,

@@ -60,7 +60,7 @@ _BURSTGPT = _Columns(
 )
 
 
-def _format(name: str, summary: str, columns: _Columns) -> Format:
+def _format(name: str, columns: _Columns) -> Format:
     def recognises(line: bytes) -> bool:
         needed = {columns.time, columns.input_length, columns.output_length}
         return needed <= set(_cells(line))
@@ -68,7 +68,7 @@ def _format(name: str, summary: str, columns: _Columns) -> Format:
     def read(source: TraceSource, header: TraceHeader, stated: Stated) -> Iterator[TraceRow]:
         return _rows(source, columns)
 
-    return Format(name=name, summary=summary, recognises=recognises, describe=_describe, read=read)
+    return Format(name=name, recognises=recognises, describe=_describe, read=read)
 
 
 def _describe(source: TraceSource, stated: Stated) -> Described:
@@ -112,5 +112,5 @@ def _optional(cell: dict[str, str], column: str | None) -> str | None:
     return (cell.get(column) or None) if column is not None else None
 
 
-AZURE = _format("azure", "Azure LLM inference traces, CSV (lengths only)", _AZURE)
-BURSTGPT = _format("burstgpt", "BurstGPT, CSV (lengths only)", _BURSTGPT)
+AZURE = _format("azure", _AZURE)
+BURSTGPT = _format("burstgpt", _BURSTGPT)

@@ -138,7 +138,6 @@ def _text(value: str | int | None) -> str | None:
 
 CANONICAL = Format(
     name="kvtrace",
-    summary="our canonical JSON lines: a header line, then Mooncake rows and optional fields",
     recognises=_recognises_header,
     describe=_read_header,
     read=_read_canonical,
@@ -146,7 +145,6 @@ CANONICAL = Format(
 
 MOONCAKE = Format(
     name="mooncake",
-    summary="Mooncake JSON lines, also with session_id, tenant and other optional fields",
     recognises=_recognises_row,
     describe=_describe_mooncake,
     read=_read_mooncake,

@@ -15,7 +15,7 @@ import msgspec
 from engine.frontend.errors import RequestError
 from engine.frontend.openai import ChatCompletionRequest, ChatMessage, CompletionRequest
 from sim.traces.errors import TraceError
-from sim.traces.format import Described, Format, Stated, json_keys, require_block_size
+from sim.traces.format import Described, Format, LogClock, Stated, json_keys, require_block_size
 from sim.traces.row import TraceHeader, TraceRow
 from sim.traces.source import TraceSource
 from sim.traces.token_blocks import TokenBlocks
@@ -70,7 +70,7 @@ def _describe(source: TraceSource, stated: Stated) -> Described:
     notes = [_OUTPUT_NOTE]
     number, line = source.first_line()
     if source.decode(_LINE, number, line).timestamp is None:
-        notes.append("no times: every request arrives at 0 s, only the order means something")
+        notes.append(LogClock.NO_TIMES)
     return Described(TraceHeader(block_size=size, tail="floor", time_unit="s"), tuple(notes))
 
 
@@ -85,14 +85,10 @@ def _prompts(source: TraceSource, stated: Stated) -> PromptEncoder:
 def _read(source: TraceSource, header: TraceHeader, stated: Stated) -> Iterator[TraceRow]:
     prompts = _prompts(source, stated)
     blocks = TokenBlocks(header.block_size or 1)
-    zero_s: float | None = None
+    clock = LogClock(source)
     for number, line in source.lines():
         wire = source.decode(_LINE, number, line)
-        if zero_s is None:
-            zero_s = wire.timestamp
-        if (zero_s is None) != (wire.timestamp is None):
-            raise source.error(number, "some rows have a timestamp and some have none")
-        arrival_s = 0.0 if wire.timestamp is None else wire.timestamp - (zero_s or 0.0)
+        arrival_s = clock.arrival_s(number, wire.timestamp)
         for tokens in _tokenize(source, number, wire.body, prompts):
             ids, _ = blocks.ids(tokens, None, model=wire.body.model)
             yield TraceRow(
@@ -139,7 +135,6 @@ def _output_length(wire: LoggedRequest) -> int:
 
 OPENAI_LOG = Format(
     name="openai",
-    summary="log of OpenAI request bodies, tokenized by a model's tokenizer",
     recognises=_recognises,
     describe=_describe,
     read=_read,

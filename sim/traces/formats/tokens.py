@@ -151,7 +151,6 @@ def _text(value: str | int | None) -> str | None:
 
 TOKENS = Format(
     name="tokens",
-    summary="JSON lines with token ids, also LLMServingSim's flat and sub_requests forms",
     recognises=_recognises,
     describe=_describe,
     read=_read,

@@ -171,7 +171,6 @@ def _thread_rows(source: TraceSource, line: int, thread: _Thread) -> Iterator[Tr
 
 WEKA = Format(
     name="weka",
-    summary="Claude Code sessions of kv-cache-tester, one conversation per line, nested",
     recognises=_recognises,
     describe=_describe,
     read=_read,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -134,15 +135,7 @@ def test_runs_name_the_last_request_that_used_a_block() -> None:
 
 
 def in_session(row: TraceRow, session_id: str | None, tenant: str | None = None) -> TraceRow:
-    return TraceRow(
-        line=row.line,
-        arrival_s=row.arrival_s,
-        input_length=row.input_length,
-        output_length=row.output_length,
-        hash_ids=row.hash_ids,
-        session_id=session_id,
-        tenant=tenant,
-    )
+    return msgspec.structs.replace(row, session_id=session_id, tenant=tenant)
 
 
 def test_sessions_and_tenants_of_their_own_share_nothing() -> None:
