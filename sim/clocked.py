@@ -17,6 +17,7 @@ from sim.config import ReplayConfig
 from sim.fleet import RENEW_S, VirtualFleet
 from sim.gateway import Gateway
 from sim.latency import LatencyModel
+from sim.limits import TenantLimits
 from sim.outcomes import Answer, Outcomes, Refusal, TurnedAway
 from sim.pacing import Due, make_pacing
 from sim.placement import Attempt, Observer, Placed, Refused, Waiting
@@ -77,6 +78,7 @@ class ClockedReplay:
             config, block_size=workload.block_size, latency=latency, feeds=self._feeds
         )
         self._position = {target: i for i, target in enumerate(targets_of(config))}
+        self._limits = TenantLimits(config)
         self._agenda: list[tuple[float, int, _Action]] = []
         self._num_planned = 0
         self._num_to_come = 0
@@ -144,6 +146,9 @@ class ClockedReplay:
         if arrival.num_tokens > self._max_model_len:
             self._refuse(arrival, "too_long")
             return
+        if not self._limits.admit(arrival, self._clock.monotonic()):
+            self._refuse(arrival, "limited")
+            return
         gateway = self._gateways[arrival.number % len(self._gateways)]
         self._place(_Sending(gateway, Attempt(arrival), self._clock.monotonic()))
 
@@ -158,6 +163,7 @@ class ClockedReplay:
             self._look_again(gateway)
             return
         if isinstance(placed, Refused):
+            self._settle_refused(sending, now)
             self._refuse(attempt.arrival, "shed" if placed.shed else "no_replica")
             return
         flight = _Flight(sending, placed, self._position[placed.target])
@@ -217,6 +223,7 @@ class ClockedReplay:
         assert sending.started_at is not None
         assert sending.first_token_at is not None
         self._last_end_s = max(self._last_end_s, end_s)
+        self._limits.settle_answer(arrival, num_cached_tokens=sending.num_hit_tokens, now=end_s)
         self._outcomes.answers.append(
             Answer(
                 number=arrival.number,
@@ -237,6 +244,19 @@ class ClockedReplay:
             )
         )
         self._expect(self._pacing.ended(arrival, end_s))
+
+    def _settle_refused(self, sending: _Sending, now: float) -> None:
+        """Charge what had run of a request that nobody goes on with."""
+        attempt = sending.attempt
+        if sending.first_token_at is None:
+            self._limits.withdraw(attempt.arrival, now)
+            return
+        self._limits.settle(
+            attempt.arrival,
+            num_cached_tokens=sending.num_hit_tokens,
+            num_output_tokens=attempt.num_emitted,
+            now=now,
+        )
 
     def _refuse(self, arrival: Arrival, why: Refusal) -> None:
         now = self._clock.monotonic()

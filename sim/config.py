@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from engine.config import EngineConfig
+from router.config import Limits
 from router.policy.planner import PlannerConfig
 from router.policy.queueing import QueueConfig
 from router.policy.replication import ReplicationConfig
@@ -64,13 +65,14 @@ class TenantTraffic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     `scale` 2 is twice as much: whole sessions again, under block ids of their own; below 1,
     sessions are left out. `weight` and `priority` are those of the engines' queues; `policy`
-    None is the replay's.
+    None is the replay's. `limits` hold as in a gateway: what exceeds them is refused with 429.
     """
 
     scale: NonNegative = 1.0
     weight: Positive = 1.0
     priority: int | None = None
     policy: str | None = None
+    limits: Limits = Limits()
 
 
 class ReplayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

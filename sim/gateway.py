@@ -11,14 +11,13 @@ import msgspec
 
 from kvindex.index import Reservation
 from kvindex.memory_index import MemoryIndex
+from router.policy.pending import pending_ttl_s
 from router.policy.planner import Outcome
 from router.policy.types import TargetView
 from sim.placement import Attempt, Choice, Observer, Placed, Router
 from sim.router_view import RouterView
 
 GATEWAY_LEASE_S = 10.0
-_MIN_PENDING_S = 5.0
-_MAX_PENDING_S = 120.0
 
 
 @dataclass(slots=True)
@@ -92,6 +91,6 @@ class Gateway:
                 prefill_tokens=placed.num_uncached_tokens,
                 num_blocks=-(-arrival.num_tokens // self.block_size),
                 pending=arrival.hashes[placed.num_matched_blocks :],
-                pending_ttl_s=min(_MAX_PENDING_S, max(_MIN_PENDING_S, 2 * placed.expected_s)),
+                pending_ttl_s=pending_ttl_s(placed.expected_s),
             )
         )

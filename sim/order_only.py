@@ -11,6 +11,7 @@ from collections import deque
 from kvindex.foundation.clock import VirtualClock
 from kvindex.foundation.errors import ConfigError
 from kvindex.index import LoadReport
+from router.config import Limits
 from sim.cache_replica import CacheReplica
 from sim.config import ReplayConfig
 from sim.event_feed import EventStream, Inventory
@@ -140,6 +141,7 @@ def _refuse_timed_settings(config: ReplayConfig) -> None:
         ("--fail", bool(config.failures)),
         ("--jitter", config.jitter),
         ("a fair queue (--accept-s, --guards gateway)", config.planner.queue is not None),
+        ("a limit of a tenant", any(t.limits != Limits() for t in config.tenants.values())),
     ):
         if is_set:
             raise ConfigError(f"{name} needs a clock: give --mode open, closed or fixed")

@@ -11,7 +11,8 @@ from typing import Literal
 
 import msgspec
 
-Refusal = Literal["shed", "no_replica", "too_long"]
+Refusal = Literal["limited", "shed", "no_replica", "too_long"]
+"""`limited`: by its tenant's limits, before any placement."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -12,11 +12,11 @@ import msgspec
 
 from kvindex.foundation.arguments import CommandParser, Invocation
 from kvindex.foundation.errors import ConfigError
+from router.config import Limits
 from router.policy.planner import PlannerConfig
 from sim.baselines.registry import policy_names
 from sim.config import (
     GATEWAY_GUARDS,
-    Failure,
     Isolation,
     Mode,
     ReplayConfig,
@@ -84,8 +84,8 @@ def _add_traffic(parser: CommandParser) -> None:
         "--tenant",
         action="append",
         default=[],
-        metavar="NAME:scale=2,weight=1,priority=0,policy=P",
-        help="change one tenant's traffic or rank; may be repeated",
+        metavar="NAME:scale=2,weight=1,priority=0,policy=P,tokens_per_minute=N",
+        help="change one tenant's traffic, rank or limits; may be repeated",
     )
     parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal replays")
 
@@ -249,13 +249,21 @@ def checked(settings: dict[str, Any]) -> ReplayConfig:
         config = msgspec.convert(settings, type=ReplayConfig)
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at `$.")
-        flag = "--" + place.rstrip("`").replace("_", "-").replace("view.", "view-")
-        raise ConfigError(f"{flag if place else 'replay'}: {message}") from None
+        raise ConfigError(f"{_flag_of(place.rstrip('`'))}: {message}") from None
     for failure in config.failures:
         if failure.replica >= config.replicas:
             last = config.replicas - 1
             raise ConfigError(f"--fail: no replica {failure.replica}; the last one is {last}")
     return config
+
+
+def _flag_of(place: str) -> str:
+    """Return the flag behind a setting: `failures[0].at_s` came from --fail."""
+    setting, _, last = place.partition("[")
+    if setting in ("failures", "tenants"):
+        flag = "--fail" if setting == "failures" else "--tenant"
+        return f"{flag}: {last.rpartition('.')[2]}"
+    return "--" + place.replace("_", "-").replace("view.", "view-") if place else "replay"
 
 
 def parse_params(words: Sequence[str], flag: str = "--param") -> dict[str, float]:
@@ -296,15 +304,25 @@ def _window(text: str | None) -> tuple[float, float] | None:
     return window
 
 
+_TENANT_SETTINGS = (
+    *(name for name in TenantTraffic.__struct_fields__ if name != "limits"),
+    *(name for name in Limits.__struct_fields__ if name != "soft_limit"),
+)
+
+
 def _tenant(text: str) -> tuple[str, dict[str, Any]]:
     name, colon, rest = text.partition(":")
     values: dict[str, Any] = {}
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
-        if not equals or key not in TenantTraffic.__struct_fields__:
-            allowed = ", ".join(TenantTraffic.__struct_fields__)
+        if not equals or key not in _TENANT_SETTINGS:
+            allowed = ", ".join(_TENANT_SETTINGS)
             raise ConfigError(f"--tenant {text!r}: {part!r} is not one of {allowed} with =VALUE")
-        values[key] = value if key == "policy" else _number(value, f"--tenant {text!r}")
+        found = value if key == "policy" else _number(value, f"--tenant {text!r}")
+        if key in Limits.__struct_fields__:
+            values.setdefault("limits", {})[key] = found
+        else:
+            values[key] = found
     if not (name and colon and values):
         raise ConfigError(f"--tenant {text!r}: expected NAME:scale=2,weight=1,…")
     return name, values
@@ -318,10 +336,10 @@ def _number(text: str, place: str) -> float | int:
     return int(value) if value.is_integer() else value
 
 
-def _failure(text: str) -> Failure:
+def _failure(text: str) -> dict[str, Any]:
     parts = text.split(":")
     try:
         replica, at_s, down_s = int(parts[0]), float(parts[1]), float(parts[2])
     except (ValueError, IndexError):
         raise ConfigError(f"--fail {text!r}: expected REPLICA:AT:DOWN, such as 0:60:30") from None
-    return msgspec.convert({"replica": replica, "at_s": at_s, "down_s": down_s}, type=Failure)
+    return {"replica": replica, "at_s": at_s, "down_s": down_s}

@@ -19,15 +19,13 @@ from router.fleet.index_access import IndexAccess, Release
 from router.fleet.pools import Pool
 from router.fleet.replica import Replica
 from router.fleet.view import FleetView
+from router.policy.pending import pending_ttl_s
 from router.policy.planner import Outcome, Planner
 from router.policy.types import Candidate, NoReplica, Place, PlanRequest, Shed, TargetView, Wait
 from router.request.background import Background
 from router.request.job import AttemptRecord, Job
 from router.request.prepare import Prepared
 from router.request.turns import Turns
-
-_MIN_PENDING_S = 5.0
-_MAX_PENDING_S = 120.0
 
 
 class Placement:
@@ -242,7 +240,6 @@ class Placer:
             return
         winner = placement.winner
         matched = next((m.matched_blocks for m in matches or () if m.target == winner.target), 0)
-        pending_s = min(_MAX_PENDING_S, max(_MIN_PENDING_S, 2 * winner.expected_s))
         reservation = Reservation(
             request_id=job.unique_id,
             attempt=placement.attempt,
@@ -251,7 +248,7 @@ class Placer:
             prefill_tokens=winner.num_uncached_tokens,
             num_blocks=-(-prepared.num_total_tokens // pool.scheme.block_size),
             pending=prepared.hashes[matched:],
-            pending_ttl_s=pending_s,
+            pending_ttl_s=pending_ttl_s(winner.expected_s),
         )
         try:
             await self._index.reserve(pool.id, reservation)

@@ -200,6 +200,7 @@ def _tenants(reports: Sequence[ReplayReport]) -> str:
             name,
             _fleet(report),
             f"{tenant.requests:,}",
+            f"{tenant.limited:,}",
             f"{tenant.shed:,}",
             _percent(tenant.token_hit),
             _seconds(tenant.ttft_s.p50 if tenant.ttft_s else None),
@@ -208,7 +209,7 @@ def _tenants(reports: Sequence[ReplayReport]) -> str:
         for report in reports
         for name, tenant in report.tenants.items()
     ]
-    head = ("tenant", "policy", "requests", "shed", "token hit", "TTFT p50 s", "p95")
+    head = ("tenant", "policy", "requests", "limited", "shed", "token hit", "TTFT p50 s", "p95")
     return _table(head, rows)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sim.report.summary import ReplayReport
 
@@ -99,6 +99,11 @@ def _refusals(report: ReplayReport) -> list[str]:
             f"{report.shed:,} of {report.requests:,} requests ({report.shed_rate:.1%}) were shed: "
             "latencies are of the others."
         )
+    if report.limited:
+        found.append(
+            f"{report.limited:,} requests ({report.limited / report.requests:.1%}) exceeded their "
+            "tenant's limits and got a 429."
+        )
     if report.refused:
         found.append(
             f"{report.refused:,} requests could not be served at all (too long, or no replica)."
@@ -120,11 +125,14 @@ def _predictions(report: ReplayReport) -> list[str]:
 def _tenants(report: ReplayReport) -> list[str]:
     if len(report.tenants) < 2:
         return []
-    shed = {name: tenant.shed for name, tenant in report.tenants.items() if tenant.shed}
-    if not shed:
-        return []
-    parts = ", ".join(f"{name} {count:,}" for name, count in sorted(shed.items()))
-    return [f"Who was shed: {parts}."]
+    limited = {name: tenant.limited for name, tenant in report.tenants.items()}
+    shed = {name: tenant.shed for name, tenant in report.tenants.items()}
+    return [*_who("was refused by limits", limited), *_who("was shed", shed)]
+
+
+def _who(what: str, counts: Mapping[str, int]) -> list[str]:
+    parts = ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()) if count)
+    return [f"Who {what}: {parts}."] if parts else []
 
 
 def _trust(report: ReplayReport) -> list[str]:

@@ -6,7 +6,7 @@ known is null, never 0.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -56,6 +56,7 @@ class TenantResult(msgspec.Struct, frozen=True, kw_only=True):
 
     requests: int
     answered: int
+    limited: int
     shed: int
     refused: int
     prompt_tokens: int
@@ -68,8 +69,9 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about one replay; tokens and blocks are of prompts.
 
     `imbalance` is max / mean of computed prompt tokens over the replicas. `of_infinite_bound`:
-    share of what an infinite cache would hit. `over_predicted_tokens`: promised by the router and
-    not there; `under_predicted_tokens`: there and not promised.
+    share of what an infinite cache would hit. `limited` requests were over their tenant's limits,
+    `shed` ones came when every replica was too far behind. `over_predicted_tokens`: promised by the
+    router and not there; `under_predicted_tokens`: there and not promised.
     """
 
     policy: str
@@ -87,6 +89,7 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     timing: str
     requests: int
     answered: int
+    limited: int
     shed: int
     refused: int
     retries: int
@@ -136,7 +139,7 @@ def summarize(
     hit_tokens = sum(a.num_hit_tokens for a in answers)
     prompt_tokens = sum(a.num_prompt_tokens for a in answers)
     references = sum(a.num_blocks for a in answers)
-    num_shed = sum(r.why == "shed" for r in refused)
+    num_limited, num_shed, num_lost = _count_refused(refused)
     uncached = _uncached_by_replica(answers, config.replicas)
     num_requests = len(answers) + len(refused)
     return ReplayReport(
@@ -155,8 +158,9 @@ def summarize(
         timing=_timing(config, latency),
         requests=num_requests,
         answered=len(answers),
+        limited=num_limited,
         shed=num_shed,
-        refused=len(refused) - num_shed,
+        refused=num_lost,
         retries=outcomes.num_retries,
         shed_rate=num_shed / num_requests if num_requests else 0.0,
         references=references,
@@ -228,6 +232,12 @@ def _under_predicted(answer: Answer) -> int:
     return max(0, answer.num_hit_tokens - answer.num_predicted_tokens)
 
 
+def _count_refused(refused: Sequence[TurnedAway]) -> tuple[int, int, int]:
+    """Return how many a limit refused, how many were shed, and how many nobody could serve."""
+    reasons = Counter(refusal.why for refusal in refused)
+    return reasons["limited"], reasons["shed"], reasons["no_replica"] + reasons["too_long"]
+
+
 def _uncached_by_replica(answers: Iterable[Answer], replicas: int) -> list[int]:
     tokens = [0] * replicas
     for answer in answers:
@@ -272,14 +282,15 @@ def _tenants(
 
 
 def _tenant(answers: list[Answer], refused: list[TurnedAway], *, known: bool) -> TenantResult:
-    num_shed = sum(r.why == "shed" for r in refused)
+    num_limited, num_shed, num_lost = _count_refused(refused)
     prompt_tokens = sum(a.num_prompt_tokens for a in answers)
     hit_tokens = sum(a.num_hit_tokens for a in answers)
     return TenantResult(
         requests=len(answers) + len(refused),
         answered=len(answers),
+        limited=num_limited,
         shed=num_shed,
-        refused=len(refused) - num_shed,
+        refused=num_lost,
         prompt_tokens=prompt_tokens,
         hit_tokens=hit_tokens,
         token_hit=share(hit_tokens, prompt_tokens) if known else None,

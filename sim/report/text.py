@@ -131,6 +131,7 @@ def _tenants(report: ReplayReport) -> str:
         [
             name,
             tenant.requests,
+            tenant.limited,
             tenant.shed,
             tenant.refused,
             tenant.token_hit,
@@ -140,7 +141,7 @@ def _tenants(report: ReplayReport) -> str:
         for name, tenant in report.tenants.items()
     ]
     return text_table(
-        ("tenant", "requests", "shed", "refused", "token hit", "TTFT p50", "p95"), rows
+        ("tenant", "requests", "limited", "shed", "refused", "token hit", "TTFT p50", "p95"), rows
     )
 
 

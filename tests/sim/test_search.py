@@ -104,6 +104,8 @@ def test_profiles_are_estimates_and_files_may_be_measured(tmp_path: Path) -> Non
         (["--latency", "none.json"], "latency none.json: No such file"),
         (["--window", "5:2"], "--window '5:2': expected FROM:TO"),
         (["--fail", "9:1:1", "--mode", "open"], "--fail: no replica 9; the last one is 3"),
+        (["--fail", "0:-1:5", "--mode", "open"], "--fail: at_s: Expected `float` >= 0.0"),
+        (["--tenant", "a:max_parallel=0"], "--tenant: max_parallel: Expected `int` >= 1"),
         (["--fail", "now"], "--fail 'now': expected REPLICA:AT:DOWN"),
         (["--replicas", "0"], "--replicas: Expected `int` >= 1"),
         (["--tenant", "b:size=2"], "'size=2' is not one of scale"),
