@@ -20,6 +20,8 @@ class Block:
     `block_hash` covers everything that is findable in it. A block of several hash units also
     lists the hashes that end inside of it, in `inner_hashes`, shortest first. `parent_hash` is the
     hash right before its first unit. `on_host`: it belongs to the host tier, not to the pool.
+    `lora_name`: the adapter that computed what is findable in it; `tenant`: who had it computed.
+    `was_hit`: another request has used it since.
     `owner` and `queued_at` belong to tenant_queue.py.
     """
 
@@ -30,6 +32,9 @@ class Block:
     block_hash: BlockHash | None = None
     parent_hash: BlockHash | None = None
     inner_hashes: list[BlockHash] | None = None
+    lora_name: str | None = None
+    tenant: str | None = None
+    was_hit: bool = False
     on_host: bool = False
     owner: str | None = None
     queued_at: int = 0
@@ -45,7 +50,8 @@ class Block:
 
     def forget_hashes(self) -> None:
         """Hold contents that nobody can find."""
-        self.block_hash = self.parent_hash = self.inner_hashes = None
+        self.block_hash = self.parent_hash = self.inner_hashes = self.lora_name = None
+        self.was_hit = False
 
     def __repr__(self) -> str:
         name = self.block_hash.hex()[:8] if self.block_hash else "-"
@@ -76,6 +82,9 @@ class FreeQueue:
         while block is not None and block is not self._tail:
             yield block
             block = block.next
+
+    def set_usable(self, num_usable: int) -> None:
+        """Take note of the pool's size, of which this order makes nothing."""
 
     @property
     def first(self) -> Block:

@@ -76,11 +76,18 @@ class BlockMap:
         copies = self._copies[block.group].setdefault(block_hash, [])
         copies.append(block)
         if len(copies) == 1:
-            self._log.stored(block_hash, parent_hash, group=block.group, medium=self._medium)
+            self._log.stored(
+                block_hash,
+                parent_hash,
+                group=block.group,
+                medium=self._medium,
+                lora_name=block.lora_name,
+            )
 
     def add_all(self, block: Block, like: Block) -> None:
         """Make a block findable under every hash of another, whose contents it holds."""
         parent_hash = like.parent_hash
+        block.lora_name = like.lora_name
         for block_hash in like.hashes:
             self.add(block, block_hash, parent_hash)
             parent_hash = block_hash

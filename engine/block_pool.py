@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from engine.block import Block, FreeQueue
+from engine.block import Block
 from engine.block_map import BlockMap, preferred
 from engine.event_log import EventLog
 from engine.host_tier import HostTier
 from engine.residency import Residency, is_watched
+from engine.segmented_queue import make_queue
+from engine.stats import Evictions
 from engine.tenant_queue import ReuseQueue, TenantQueue
 from engine.transfer import BlockCopy, BlockTransfer
 from kvindex.events import MEDIUM_OF_TIER, KVEvent
@@ -28,7 +30,8 @@ class BlockPool:
 
     `block_size` is the number of tokens of a hash unit. All cache groups share the blocks.
     `num_host_blocks` > 0 adds a host tier that takes what is evicted; `shares` are guaranteed
-    parts of the pool by tenant (tenant_queue.py). Events and transfers are collected in order
+    parts of the pool by tenant (tenant_queue.py); `protected_share` > 0 protects what was hit
+    (segmented_queue.py). Events and transfers are collected in order
     until they are taken. The size may shrink and grow again; `num_blocks` is what it is now.
     """
 
@@ -40,6 +43,7 @@ class BlockPool:
         num_groups: int = 1,
         num_host_blocks: int = 0,
         shares: Mapping[str, float] | None = None,
+        protected_share: float = 0.0,
     ) -> None:
         if num_blocks < 2:
             raise ValueError(
@@ -49,7 +53,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.blocks = [Block(i) for i in range(num_blocks)]
         self.blocks[NULL_BLOCK_ID].ref_cnt = 1
-        self.num_evictions = 0
+        self.evictions = Evictions()
         self.residency = Residency()
         self._log = EventLog(block_size=block_size)
         self.map = BlockMap(self._log, medium=MEDIUM_OF_TIER["gpu"], num_groups=num_groups)
@@ -58,8 +62,15 @@ class BlockPool:
             self.host = HostTier(num_host_blocks, log=self._log, num_groups=num_groups)
         self.tenants: TenantQueue | None = None
         if shares:
-            self.tenants = TenantQueue(self.blocks[1:], shares=shares, num_usable=self.num_usable)
-        self.free_queue: ReuseQueue = self.tenants or FreeQueue(self.blocks[1:])
+            self.tenants = TenantQueue(
+                self.blocks[1:],
+                shares=shares,
+                num_usable=self.num_usable,
+                protected_share=protected_share,
+            )
+        self.free_queue: ReuseQueue = self.tenants or make_queue(
+            self.blocks[1:], protected_share=protected_share, num_usable=self.num_usable
+        )
         self._transfers: list[BlockTransfer] = []
         self._new_size: int | None = None
 
@@ -77,6 +88,11 @@ class BlockPool:
     def num_free(self) -> int:
         """Blocks that can be handed out, cached ones included."""
         return len(self.free_queue)
+
+    @property
+    def num_evictions(self) -> int:
+        """Cached blocks that were handed out again."""
+        return self.evictions.total
 
     @property
     def num_usable(self) -> int:
@@ -121,6 +137,7 @@ class BlockPool:
             block.ref_cnt = 1
             block.generation += 1
             block.group = group
+            block.tenant = tenant
             taken.append(block)
         return taken
 
@@ -136,6 +153,7 @@ class BlockPool:
                     self.residency.reused(block.block_id)
             if block.block_id != NULL_BLOCK_ID:
                 block.ref_cnt += 1
+                block.was_hit = True
 
     def refresh(self, block: Block) -> None:
         """Let a free block that was just read be reused last; one in use stays as it is.
@@ -165,14 +183,22 @@ class BlockPool:
                 if is_watched(block.block_id):
                     self.residency.rested(block.block_id)
 
-    def commit(self, block: Block, block_hash: BlockHash, parent_hash: BlockHash | None) -> None:
+    def commit(
+        self,
+        block: Block,
+        block_hash: BlockHash,
+        parent_hash: BlockHash | None,
+        *,
+        lora_name: str | None = None,
+    ) -> None:
         """Make the contents of a block in use findable under its hash.
 
         Called after the step that wrote the last slot has returned. `parent_hash` is the hash of
         the unit before; None means that there is none. A block of several units is committed unit
-        by unit.
+        by unit. `lora_name`: the adapter that computed it.
         """
         assert block.ref_cnt > 0, f"{block} is committed but nobody holds it"
+        block.lora_name = lora_name
         if self.tenants is not None:
             self.tenants.own(block, self._owner_of_chain(block, block_hash, parent_hash))
         self.map.add(block, block_hash, parent_hash)
@@ -199,6 +225,7 @@ class BlockPool:
             owner = self._owner_of_chain(own, block.block_hash, block.parent_hash)
             self.tenants.own(own, owner)
         self.map.add_all(own, block)
+        own.was_hit = True
         return own
 
     def shrink(self, num_blocks: int, *, closed_groups: Collection[int]) -> None:
@@ -254,13 +281,12 @@ class BlockPool:
 
     def _set_size(self, num_blocks: int) -> None:
         self.num_blocks = self._new_size = num_blocks
-        if self.tenants is not None:
-            self.tenants.set_usable(self.num_usable)
+        self.free_queue.set_usable(self.num_usable)
 
     def _evict(self, block: Block) -> None:
         """Forget what a block holds; the last copy goes to the host tier, announced there first."""
         assert block.block_hash is not None
-        self.num_evictions += 1
+        self.evictions.count(block.tenant)
         if is_watched(block.block_id):
             self.residency.evicted(block.block_id)
         if self.host is not None and len(self.map.copies(block.block_hash, block.group)) == 1:
@@ -318,11 +344,13 @@ class BlockPool:
             return
         other = preferred([copy for copy in copies if copy is not block])
         if other.ref_cnt:
+            other.was_hit |= block.was_hit
             self.map.forget(block)
             self.free_queue.prepend(block)
             return
         self.free_queue.remove(other)
         kept, dropped = (block, other) if other.block_hash == block.block_hash else (other, block)
+        kept.was_hit |= dropped.was_hit
         self.map.forget(dropped)
         self.free_queue.prepend(dropped)
         self.free_queue.append(kept)

@@ -12,6 +12,35 @@ from kvindex.hashing import HashScheme
 _ROUNDING = 1e-9
 
 QueuePolicy = Literal["fcfs", "priority", "fair"]
+SpeculationMethod = Literal["none", "ngram", "draft", "medusa", "eagle"]
+
+
+class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How next tokens are guessed, to be verified several at a time; outputs do not change.
+
+    `num_draft_tokens`: at most so many guesses per request and step. `min_ngram` and `max_ngram`
+    bound the n-grams of method `ngram`. `model`: folder of the draft model, for method `draft`.
+    `adaptive`: only as many guesses as pay by the measured cost; without it always all.
+    """
+
+    method: SpeculationMethod = "none"
+    num_draft_tokens: Annotated[int, msgspec.Meta(ge=1, le=64)] = 8
+    min_ngram: Annotated[int, msgspec.Meta(ge=1)] = 2
+    max_ngram: Annotated[int, msgspec.Meta(ge=1)] = 4
+    model: str | None = None
+    adaptive: bool = True
+
+    def __post_init__(self) -> None:
+        if self.min_ngram > self.max_ngram:
+            raise ConfigError(
+                f"engine.speculation.min_ngram is {self.min_ngram}; expected at most max_ngram, "
+                f"which is {self.max_ngram}"
+            )
+        if self.method == "draft" and self.model is None:
+            raise ConfigError(
+                "engine.speculation.model is missing; method draft needs the folder of a small "
+                "model with the same tokens"
+            )
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,7 +57,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `max_preemptions`: a request preempted so often comes back only with all its blocks reserved.
     `num_host_blocks`: blocks of host memory for what the pool evicts, 0 = none.
     `kv_shares`: tenant -> part of the pool that its cached blocks keep when others want more.
+    `protected_share`: the part of the free blocks that go last because a request has hit them
+    before, 0 = plain least-recently-used order.
     `slab_blocks`: the pool shrinks and grows by so many blocks.
+    `speculation`: guessing of tokens ahead.
     """
 
     block_size: int = 16
@@ -48,8 +80,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_preemptions: int = 3
     num_host_blocks: Annotated[int, msgspec.Meta(ge=0)] = 0
     kv_shares: dict[str, float] = {}
+    protected_share: Annotated[float, msgspec.Meta(ge=0, le=0.9)] = 0.0
     slab_blocks: Annotated[int, msgspec.Meta(ge=2)] = 64
     check_integrity: bool = False
+    speculation: SpeculationConfig = SpeculationConfig()
 
     def __post_init__(self) -> None:
         for tenant, share in self.kv_shares.items():

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import msgspec
+
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
+from engine.core_stats import engine_stats, tenant_stats
 from engine.executor import Executor, OutOfDeviceMemoryError
 from engine.frontend.errors import RequestError
 from engine.invariants import check_integrity
@@ -25,6 +28,7 @@ from engine.messages import (
     EngineRequest,
     EngineStats,
     PauseMode,
+    SleepLevel,
     SnapshotEntry,
     TenantStats,
 )
@@ -33,6 +37,8 @@ from engine.request import Request
 from engine.restore_cost import RestoreCost
 from engine.resync import MAX_RESYNCS, Resync
 from engine.scheduler import Scheduler
+from engine.sleep import SHRUNK_BLOCKS, Sleep
+from engine.spec_decode.planning import num_wrong_drafts
 from engine.stats import EngineCounters, StepRates
 from engine.step_stream import OutOfStepError
 from engine.validate import ModelLimits
@@ -64,6 +70,7 @@ class EngineCore:
             num_groups=len(info.kv_groups),
             num_host_blocks=config.num_host_blocks,
             shares=config.kv_shares,
+            protected_share=config.protected_share,
         )
         self.rates = StepRates()
         self._restore_cost = RestoreCost(self.rates)
@@ -87,6 +94,7 @@ class EngineCore:
         )
         self._in_flight: deque[_Submitted] = deque()
         self._resync = Resync()
+        self._sleep = Sleep(executor)
         self._returned_at = 0.0
         self._num_steps = 0
         self._num_added = 0
@@ -99,6 +107,8 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether a step would compute, tell the runner or bring back anything."""
+        if self._sleep.level is not None:
+            return False
         return self.scheduler.can_go_on or bool(self._in_flight) or self.kv_cache.pool.has_news
 
     def add(self, source: EngineRequest) -> None:
@@ -163,14 +173,16 @@ class EngineCore:
         self._restore_cost.observe(num_blocks=step.num_tier_moves, transfer_s=output.transfer_s)
         if step.num_scheduled_tokens:
             now = self._clock.monotonic()
-            num_prefill = self._num_prefill_tokens(step)
+            num_prefill = step.num_prefill_tokens
+            num_decode = step.total_scheduled_tokens - num_prefill
             self.rates.observe(
                 num_prefill_tokens=num_prefill,
-                num_decode_tokens=step.total_scheduled_tokens - num_prefill,
+                num_decode_tokens=num_decode - num_wrong_drafts(step, output),
                 step_s=now - max(submitted_at, self._returned_at) - output.transfer_s,
             )
             self._returned_at = now
         self._num_steps += 1
+        self.counters.padding_tokens += output.num_padding_tokens
         return self.scheduler.update_from_output(step, output)
 
     def take_events(self) -> list[KVEvent]:
@@ -210,6 +222,58 @@ class EngineCore:
         """Go on after a pause; a no-op without one."""
         self.scheduler.pause_mode = None
 
+    def sleep(self, level: SleepLevel) -> list[EngineOutput]:
+        """Give memory back until `wake_up`; return what the steps in flight still brought.
+
+        Running requests are preempted and go on afterwards; what comes meanwhile waits. Nothing is
+        cached any more. A deeper sleep may follow. ConfigError, with nothing changed, when the
+        executor cannot.
+        """
+        self._sleep.check(level)
+        outputs: list[EngineOutput] = []
+        if self._sleep.level is None:
+            while self._in_flight:
+                outputs += self._take_oldest()
+            was_reset = self.scheduler.reset_prefix_cache(preempt_running=True)
+            assert was_reset, "blocks are in use although nothing runs"
+            self.kv_cache.take_transfers()
+            outputs += self._shrink_runner()
+        self._sleep.deepen(level)
+        logger.info("asleep level=%d", level)
+        return outputs
+
+    def wake_up(self) -> None:
+        """Go on with all requests after a sleep; a no-op without one."""
+        if self._sleep.level is not None:
+            self._sleep.wake()
+            self._resync.begin_anew()
+            logger.info("awake")
+
+    def update_weights(self, model_folder: str) -> tuple[list[EngineOutput], str | None]:
+        """Go on with the weights of another checkpoint of the same shape.
+
+        Returns what the steps in flight still brought, and why the weights could not be replaced:
+        then the old ones serve on. Either way nothing is cached any more, and it is awake.
+        """
+        outputs = self.sleep(2)
+        problem = self._sleep.load_weights(model_folder)
+        self._resync.begin_anew()
+        logger.info("weights updated folder=%s problem=%s", model_folder, problem or "-")
+        return outputs, problem
+
+    def _shrink_runner(self) -> list[EngineOutput]:
+        """Have the runner forget its requests and give the KV cache's memory back.
+
+        The first step after the sleep tells it how large the pool is.
+        """
+        mode, self.scheduler.pause_mode = self.scheduler.pause_mode, "all"
+        step = self.scheduler.schedule()
+        self.scheduler.pause_mode = mode
+        self._in_flight.append(_Submitted(step, self._clock.monotonic()))
+        told = self._resync.complete(step, num_blocks=self.kv_cache.pool.num_blocks)
+        self.executor.submit(msgspec.structs.replace(told, num_blocks=SHRUNK_BLOCKS))
+        return self._take_oldest()
+
     def info(
         self,
         *,
@@ -233,51 +297,16 @@ class EngineCore:
 
     def tenant_stats(self) -> dict[str, TenantStats]:
         """Return the share of each tenant, "" for requests without one; O(blocks in use)."""
-        held: Counter[str] = Counter()
-        for request in self.scheduler.running:
-            table = self.kv_cache.tables[request.request_id]
-            held[request.source.tenant or ""] += table.num_held
-        return {
-            tenant or "": TenantStats(
-                prefix_queries_total=counters.prefix_queries,
-                prefix_hits_total=counters.prefix_hits,
-                prompt_tokens_total=counters.prompt_tokens,
-                generation_tokens_total=counters.generation_tokens,
-                preemptions_total=counters.preemptions,
-                num_held_blocks=held[tenant or ""],
-            )
-            for tenant, counters in self.counters.tenants.items()
-        }
+        return tenant_stats(self.scheduler, self.counters)
 
     def stats(self) -> EngineStats:
         """Return counters and gauges as of now; O(live requests)."""
-        scheduler, pool = self.scheduler, self.kv_cache.pool
-        host = pool.host
-        return EngineStats(
-            step=self._num_steps,
-            block_ages=pool.residency.ages,
-            pause_mode=scheduler.pause_mode,
-            num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
-            num_preempted=scheduler.num_preempted,
-            queued_prefill_tokens=scheduler.queued_prefill_tokens,
-            num_blocks=pool.num_usable,
-            num_free_blocks=pool.num_free,
-            num_cached_blocks=pool.num_cached_hashes,
-            prefix_queries_total=self.counters.prefix_queries,
-            prefix_hits_total=self.counters.prefix_hits,
-            prompt_tokens_total=self.counters.prompt_tokens,
-            generation_tokens_total=self.counters.generation_tokens,
-            preemptions_total=self.counters.preemptions,
-            evictions_total=pool.num_evictions,
-            num_host_blocks=len(host.blocks) if host else 0,
-            num_host_cached_blocks=host.map.num_hashes if host else 0,
-            host_stores_total=host.num_stored if host else 0,
-            host_loads_total=host.num_loaded if host else 0,
-            resyncs_total=self._resync.num_total,
-            busy_s_total=self.rates.busy_s,
-            prefill_tokens_per_s=self.rates.prefill_tokens_per_s,
-            decode_tokens_per_s=self.rates.decode_tokens_per_s,
+        return engine_stats(
+            self.scheduler,
+            rates=self.rates,
+            resync=self._resync,
+            num_steps=self._num_steps,
+            sleep_level=self._sleep.level,
         )
 
     def _shrink_after(self, error: OutOfDeviceMemoryError) -> list[EngineOutput]:
@@ -341,10 +370,6 @@ class EngineCore:
             f"the KV cache of {most} blocks of {self.config.block_size} tokens holds no sequence "
             "of two tokens; give the worker more KV-cache memory"
         )
-
-    def _num_prefill_tokens(self, scheduled: SchedulerOutput) -> int:
-        """Count scheduled tokens of requests that have more than their last token to compute."""
-        return sum(n for n in scheduled.num_scheduled_tokens.values() if n > 1)
 
     def _validate(self, source: EngineRequest) -> None:
         if source.request_id in self.scheduler.requests:

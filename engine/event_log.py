@@ -17,9 +17,18 @@ class EventLog:
         self._events: list[KVEvent] = []
 
     def stored(
-        self, block_hash: BlockHash, parent_hash: BlockHash | None, *, group: int, medium: str
+        self,
+        block_hash: BlockHash,
+        parent_hash: BlockHash | None,
+        *,
+        group: int,
+        medium: str,
+        lora_name: str | None = None,
     ) -> None:
-        """Record a new hash, joined to the run before it when it continues that run."""
+        """Record a new hash, joined to the run before it when it continues that run.
+
+        A chain is of one adapter, `lora_name`, or of none, because its hashes cover that.
+        """
         last = self._events[-1] if self._events else None
         if (
             isinstance(last, BlockStored)
@@ -36,6 +45,7 @@ class EventLog:
                 token_ids=[],
                 block_size=self._block_size,
                 medium=medium,
+                lora_name=lora_name,
                 group_idx=group,
             )
         )

@@ -36,6 +36,7 @@ class PendingCommit:
     generation: int
     block_hash: BlockHash
     parent_hash: BlockHash | None
+    lora_name: str | None
 
 
 @dataclass(slots=True, frozen=True)
@@ -111,9 +112,10 @@ class KVCacheManager:
     def find_hit(self, request: Request) -> PrefixHit:
         """Return the longest known prefix that every group has cached; changes nothing.
 
-        At least the last known token is left to compute, because its logits are needed.
+        At least the last known token is left to compute, because its logits are needed; of a
+        request that lacks log probabilities of its prompt, all of them are.
         """
-        if not self.enable_caching:
+        if not self.enable_caching or request.lacks_prompt_logprobs:
             return self._coordinator.no_hit()
         hashes, max_tokens = request.chain.hashes, request.num_tokens - 1
         hit = self._coordinator.find(hashes, max_tokens=max_tokens)
@@ -131,7 +133,7 @@ class KVCacheManager:
         The block of the last known token is never worth waiting for: it must be computed anyway.
         """
         end = hit.num_tokens + self._coordinator.granularity
-        if not self.enable_caching or end >= request.num_tokens:
+        if not self.enable_caching or request.lacks_prompt_logprobs or end >= request.num_tokens:
             return None
         block_hash = request.chain.hashes[end // self.pool.block_size - 1]
         return block_hash if block_hash in self._writers else None
@@ -179,10 +181,17 @@ class KVCacheManager:
             for block_hash in request.chain.hashes[num_tokens // unit :]:
                 self._writers.setdefault(block_hash, table)
 
-    def extend(self, request: Request, num_tokens: int) -> list[list[int]] | None:
+    def capacity(self, request: Request) -> int:
+        """Return how many tokens a running request has room for."""
+        return self.tables[request.request_id].capacity
+
+    def extend(
+        self, request: Request, num_tokens: int, *, spare_blocks: int = 0
+    ) -> list[list[int]] | None:
         """Make room for `num_tokens` tokens; return the ids of new blocks per group.
 
-        An empty list when nothing is new; None, with no block handed out, when it cannot.
+        An empty list when nothing is new; None, with no block handed out, when it cannot, or when
+        fewer than `spare_blocks` would be left.
         """
         table = self.tables[request.request_id]
         if num_tokens <= table.capacity:
@@ -194,7 +203,8 @@ class KVCacheManager:
             for group, held in zip(self.groups, table.groups, strict=True)
         ]
         num_wanted = sum(map(len, wanted))
-        if num_wanted > self.pool.num_free - self.num_reserved + table.num_reserved:
+        num_free = self.pool.num_free - self.num_reserved + table.num_reserved
+        if num_wanted + spare_blocks > num_free:
             return None
         tenant = request.source.tenant
         new_ids = [
@@ -233,7 +243,7 @@ class KVCacheManager:
             return
         commits = self._commits.setdefault(step, [])
         for group in self._cacheable:
-            self._queue_group(group, table.groups[group.index], hashes, num_hashed, commits)
+            commits += self._completed(group, table.groups[group.index], request, num_hashed)
         table.num_hashed = num_hashed
 
     def commit_step(self, step: int) -> None:
@@ -244,7 +254,9 @@ class KVCacheManager:
         for commit in self._commits.pop(step, ()):
             if commit.block.generation != commit.generation:
                 continue
-            self.pool.commit(commit.block, commit.block_hash, commit.parent_hash)
+            self.pool.commit(
+                commit.block, commit.block_hash, commit.parent_hash, lora_name=commit.lora_name
+            )
             self._writers.pop(commit.block_hash, None)
         for progress in self._progress.pop(step, ()):
             progress.table.num_processed = progress.num_computed_tokens
@@ -342,26 +354,27 @@ class KVCacheManager:
                 table.num_reserved += self.pool.num_free - num_free
                 self.num_reserved += self.pool.num_free - num_free
 
-    def _queue_group(
-        self,
-        group: KVGroup,
-        table: GroupTable,
-        hashes: Sequence[BlockHash],
-        num_hashed: int,
-        commits: list[PendingCommit],
-    ) -> None:
-        """Queue the hash units of one group; null blocks hold nothing to commit.
+    def _completed(
+        self, group: KVGroup, table: GroupTable, request: Request, num_hashed: int
+    ) -> list[PendingCommit]:
+        """Return the hash units of one group up to `num_hashed` that are not queued yet.
 
-        A state exists only at the end of its block, so it has one hash instead of several.
+        Null blocks hold nothing to commit. A state exists only at the end of its block, so it has
+        one hash instead of several.
         """
+        commits: list[PendingCommit] = []
+        hashes, lora_name = request.chain.hashes, request.lora_name
         stride = group.block_size // self.pool.block_size
         unit = stride if group.is_state else 1
         for end in range(table.num_queued + unit, num_hashed + 1, unit):
             block = table.blocks[(end - 1) // stride]
             if block.block_id:
                 parent = hashes[end - unit - 1] if end > unit else None
-                commits.append(PendingCommit(block, block.generation, hashes[end - 1], parent))
+                commits.append(
+                    PendingCommit(block, block.generation, hashes[end - 1], parent, lora_name)
+                )
         table.num_queued = num_hashed // unit * unit
+        return commits
 
     def _deepest_first(self, table: RequestTable) -> list[Block]:
         """Order all blocks so that eviction shortens the prefix in every group alike."""

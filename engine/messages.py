@@ -9,14 +9,29 @@ from typing import Literal
 
 import msgspec
 
+from engine.frontend.logprobs import TokenLogprobs
 from engine.frontend.sampling_params import SamplingParams
 from engine.residency import BlockAges
 from kvindex.hit_rule import CacheLayout
+
+SleepLevel = Literal[1, 2]
+"""1: the memory of the KV cache is given back. 2: that of the weights too."""
 
 PauseMode = Literal["new", "all"]
 """`new`: what runs goes on, nothing new is admitted (a drain). `all`: nothing is computed."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class LoRARequest(msgspec.Struct, frozen=True):
+    """An adapter that a request runs with: its name, and the folder with its weights.
+
+    `digest` is the sha256 of its files when it was given that name; "" takes what is there.
+    """
+
+    name: str
+    path: str
+    digest: str = ""
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -39,6 +54,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     weight: float = 1.0
     resume_token_ids: list[int] = []
     prompt_is_open: bool = False
+    lora: LoRARequest | None = None
 
 
 class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -46,7 +62,9 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     `num_cached_tokens` comes once, with the first output: the prompt tokens not computed because
     their blocks were cached at first admission. `stop_token_id` names the stop token, if one
-    ended it (it is the last of `token_ids`); `finish_reason` None means "more will come". With
+    ended it (it is the last of `token_ids`); `logprobs` has an entry for each of `token_ids`, if
+    they were asked for; `prompt_logprobs` comes once, an entry for each prompt token but the
+    first. `finish_reason` None means "more will come". With
     `finish_reason` "error", `error` says why and `error_kind` is a kind of engine/frontend/errors.
     """
 
@@ -57,6 +75,8 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     num_cached_tokens: int | None = None
     error: str | None = None
     error_kind: str | None = None
+    logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -64,11 +84,14 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     `num_preempted` of the waiting requests have run before.
     `step` counts executed steps and heartbeats alike: a front whose core stops counting is dead.
+    `spec_*`: rows of guesses that were verified, the guesses in them, those that became output,
+    and of these the ones in each place of their row.
     """
 
     step: int = 0
     block_ages: BlockAges = msgspec.field(default_factory=BlockAges)
     pause_mode: PauseMode | None = None
+    sleep_level: SleepLevel | None = None
     num_running: int = 0
     num_waiting: int = 0
     num_preempted: int = 0
@@ -80,6 +103,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     prefix_hits_total: int = 0
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
+    padding_tokens_total: int = 0
     preemptions_total: int = 0
     evictions_total: int = 0
     num_host_blocks: int = 0
@@ -87,6 +111,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     host_stores_total: int = 0
     host_loads_total: int = 0
     resyncs_total: int = 0
+    spec_drafts_total: int = 0
+    spec_draft_tokens_total: int = 0
+    spec_accepted_tokens_total: int = 0
+    spec_accepted_at_total: list[int] = []
     busy_s_total: float = 0.0
     prefill_tokens_per_s: float = 0.0
     decode_tokens_per_s: float = 0.0
@@ -100,6 +128,7 @@ class TenantStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
     preemptions_total: int = 0
+    evictions_total: int = 0
     num_held_blocks: int = 0
 
 
@@ -184,6 +213,29 @@ class Resume(msgspec.Struct, frozen=True, tag="resume"):
     """Answered by True."""
 
 
+class FallAsleep(msgspec.Struct, frozen=True, tag="sleep"):
+    """Answered by a SleepAnswer once it sleeps; see EngineCore.sleep."""
+
+    level: SleepLevel
+
+
+class WakeUp(msgspec.Struct, frozen=True, tag="wake_up"):
+    """Answered by True once it is awake."""
+
+
+class UpdateWeights(msgspec.Struct, frozen=True, tag="update_weights"):
+    """Answered by a SleepAnswer once it is awake with the weights of that folder, or the old."""
+
+    model_folder: str
+
+
+class SleepAnswer(msgspec.Struct, frozen=True):
+    """What the core is now, and why it could not do what was asked, None if it did."""
+
+    info: EngineInfo
+    problem: str | None = None
+
+
 class Resize(msgspec.Struct, frozen=True, tag="resize"):
     """Answered by the blocks that the pool then has; see EngineCore.resize."""
 
@@ -194,7 +246,17 @@ class AskTenantStats(msgspec.Struct, frozen=True, tag="tenant_stats"):
     """Answered by TenantStats by tenant, "" for requests without one."""
 
 
-Utility = TakeSnapshot | ResetPrefixCache | Pause | Resume | Resize | AskTenantStats
+Utility = (
+    TakeSnapshot
+    | ResetPrefixCache
+    | Pause
+    | Resume
+    | Resize
+    | AskTenantStats
+    | FallAsleep
+    | WakeUp
+    | UpdateWeights
+)
 
 
 class UtilityCall(msgspec.Struct, frozen=True, tag="call"):

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
+from engine.frontend.logprobs import TokenLogprobs
 from engine.frontend.sampling_params import SamplingParams
+from engine.messages import LoRARequest
 from engine.transfer import BlockCopy, BlockTransfer
 
 
@@ -19,7 +21,8 @@ class NewRequestData(msgspec.Struct, frozen=True, kw_only=True):
     one per cache group; block 0 stands where a group needs none.
     `num_computed_tokens`: how many leading tokens already have their KV in those blocks.
     `num_prompt_tokens` tells output positions from prompt positions (seeds, min_tokens).
-    `eos_token_ids` are masked until `sampling.min_tokens` outputs exist.
+    `eos_token_ids` are masked until `sampling.min_tokens` outputs exist. `lora`: the adapter that
+    it runs with.
     """
 
     request_id: str
@@ -30,6 +33,7 @@ class NewRequestData(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     eos_token_ids: tuple[int, ...] = ()
     choice: int = 0
+    lora: LoRARequest | None = None
 
 
 class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +43,9 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     knows each request's progress, because it computed all of it. A request whose chunk reaches
     its last known token gets one token sampled; others get none. `step` counts the steps from 1,
     and none is left out.
+    A request with drafts computes them too, behind its last known token: they are counted in its
+    `num_scheduled_tokens`. It gets one token sampled, and one more behind each draft that equals
+    the token sampled in its place; so far, and no further, its progress goes beyond that token.
     """
 
     step: int
@@ -50,7 +57,14 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     new_prompt_ids: dict[str, list[int]] = {}  # what running requests' open prompts grew by
     transfers: list[BlockTransfer] = []
     num_blocks: int | None = None  # the pool's size from this step's computation on, if it changed
+    draft_token_ids: dict[str, list[int]] = {}  # guesses behind the last known token, to verify
     resync: bool = False  # forget every request first: all that run are among the new ones
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Scheduled tokens of requests that have more than their last known one to compute."""
+        drafts = self.draft_token_ids
+        return sum(n for i, n in self.num_scheduled_tokens.items() if n > 1 and i not in drafts)
 
     @property
     def num_tier_moves(self) -> int:
@@ -67,9 +81,17 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What the runner sampled: request id -> new tokens, only for requests that sampled.
 
     `errors`: request id -> why this request alone cannot go on (for example non-finite logits).
-    `transfer_s`: seconds that the moves between pool and host tier took.
+    `logprobs`: an entry for each sampled token of a request that asked; `prompt_logprobs`: of the
+    prompt tokens that this step computed, for those who asked.
+    `draft_token_ids`: what the runner guesses comes next, for requests that it has a guess for.
+    `transfer_s`: seconds that the moves between pool and host tier took. `num_padding_tokens`:
+    tokens computed for nobody, because the step was filled up to a shape that exists.
     """
 
     sampled_token_ids: dict[str, list[int]]
     errors: dict[str, str] = {}
     transfer_s: float = 0.0
+    num_padding_tokens: int = 0
+    logprobs: dict[str, list[TokenLogprobs]] = {}
+    prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
+    draft_token_ids: dict[str, list[int]] = {}

@@ -7,12 +7,14 @@ up with the known tokens". It knows no blocks; those belong to the KV cache mana
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from engine.frontend.logprobs import TokenLogprobs
 from engine.messages import EngineRequest, FinishReason
 from engine.stats import Counters
-from kvindex.hashing import HashChain, HashScheme
+from kvindex.hashing import Adapter, HashChain, HashScheme
 
 
 class RequestStatus(Enum):
@@ -34,7 +36,11 @@ class Request:
     admission, None before it. `awaited_hash`: the block hash that another running request is
     about to commit and this one waits for.
     `is_open`: more of the prompt is to come; `is_stalled`: nothing can be computed before it does.
-    `num_placeholders`: tokens that steps in flight will sample; with them it is computed ahead.
+    `num_placeholders`: steps in flight that sample for it, each one token for certain; with those
+    it is computed ahead. `draft_token_ids`: guesses behind the last known token, to be verified
+    or in flight; a request with both is planned again when they have returned.
+    `prompt_logprobs`: those of the prompt tokens from the second on, as far as they are computed.
+    `num_drafted`: guesses verified so far; `num_accepted` of them were right.
     `account`: where its tenant's share of the totals is counted.
     `num_bypassed`: requests that were admitted although this one, before them, did not fit.
     """
@@ -47,11 +53,15 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
     num_placeholders: int = 0
+    draft_token_ids: Sequence[int] = ()
+    num_drafted: int = 0
+    num_accepted: int = 0
     num_cached_tokens: int | None = None
     num_preemptions: int = 0
     num_bypassed: int = 0
     awaited_hash: bytes | None = None
     cached_reported: bool = False
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     is_stalled: bool = False
     account: Counters = field(default_factory=Counters)
     max_num_tokens: int = field(init=False)
@@ -72,7 +82,9 @@ class Request:
     def admit(cls, source: EngineRequest, scheme: HashScheme, *, arrival: int) -> Request:
         """Build a request and hash the full blocks of its known tokens."""
         tokens = [*source.prompt_token_ids, *source.resume_token_ids]
-        chain = HashChain(scheme, cache_salt=source.cache_salt)
+        lora = source.lora
+        adapter = None if lora is None else Adapter(lora.name, lora.path)
+        chain = HashChain(scheme, cache_salt=source.cache_salt, adapter=adapter)
         chain.extend(tokens)
         return cls(source, arrival, tokens, len(source.prompt_token_ids), chain)
 
@@ -82,13 +94,18 @@ class Request:
         return self.num_cached_tokens is not None
 
     @property
+    def lora_name(self) -> str | None:
+        """The adapter that it runs with."""
+        return None if self.source.lora is None else self.source.lora.name
+
+    @property
     def num_tokens(self) -> int:
         """Known tokens: prompt and output."""
         return len(self.token_ids)
 
     @property
     def num_expected_tokens(self) -> int:
-        """Known tokens and those that steps in flight will sample."""
+        """Known tokens and those that steps in flight sample for certain."""
         return len(self.token_ids) + self.num_placeholders
 
     @property
@@ -100,6 +117,21 @@ class Request:
     def num_output_tokens(self) -> int:
         """Output tokens so far, resumed ones included."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """Whether the whole prompt must be computed, cached or not: what it scores is asked for."""
+        if self.source.sampling.prompt_logprobs is None:
+            return False
+        return len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+
+    def add_prompt_logprobs(self, start: int, entries: list[TokenLogprobs]) -> None:
+        """Take in what the tokens from `start` on predict; of what is known, nothing changes.
+
+        After a preemption, the same tokens are computed once more.
+        """
+        assert start <= len(self.prompt_logprobs), "a part of the prompt was not computed"
+        self.prompt_logprobs += entries[len(self.prompt_logprobs) - start :]
 
     def limit_to(self, max_model_len: int) -> None:
         """Bound the whole sequence by the model's limit."""

@@ -66,14 +66,19 @@ class RunnerState:
                     f"step {step.step}: {request_id} has {request.num_computed_tokens} tokens "
                     f"computed, the step says {expected}"
                 )
-            request.num_computed_tokens += num_tokens
+            num_drafts = len(step.draft_token_ids.get(request_id, ()))
+            request.num_computed_tokens += num_tokens - num_drafts
 
     def take_output(self, output: ModelRunnerOutput) -> None:
-        """Append what a step sampled; requests that are gone meanwhile are left out."""
+        """Append what a step sampled; requests that are gone meanwhile are left out.
+
+        All of several tokens but the last were drafts, and are computed.
+        """
         for request_id, token_ids in output.sampled_token_ids.items():
             request = self.requests.get(request_id)
             if request is not None:
                 request.token_ids.extend(token_ids)
+                request.num_computed_tokens += len(token_ids) - 1
 
     def digest(self) -> bytes:
         """Return a digest of the whole state; O(all tokens), so for tests and idle moments."""

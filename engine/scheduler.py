@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from engine.accounting import count_admission
 from engine.block_pool import BlockPool
 from engine.capacity import displaced_by
 from engine.config import EngineConfig
-from engine.frontend.charge import charge
+from engine.frontend.logprobs import TokenLogprobs
 from engine.kv_cache_manager import KVCacheManager
 from engine.kv_groups.coordinator import PrefixHit
+from engine.late_commits import queue_late_commits
 from engine.messages import EngineOutput, PauseMode
 from engine.output import ModelRunnerOutput, SchedulerOutput
 from engine.preemption import choose_victim
 from engine.request import Request, RequestStatus
+from engine.request_outputs import failed_output, tokens_output, too_long_output
+from engine.spec_decode.planning import confirm_drafts, count_drafts, plan_drafts
 from engine.stats import EngineCounters
 from engine.step_plan import InFlightStep, StepPlan
 from engine.waiting_queue import make_queue
 
 _MAX_FAILED_FITS = 8
+_NO_DRAFTS: Mapping[str, list[int]] = {}
 
 
 class Scheduler:
@@ -32,7 +37,8 @@ class Scheduler:
 
     Every `schedule` is followed by one `update_from_output`, in the same order; in between, more
     steps may be scheduled, if the executor computes them one after the other. A request then goes
-    on with tokens that are *expected*: sampled in a step in flight, known when that returns.
+    on with tokens that are *expected*: sampled in a step in flight, known when that returns. One
+    that has drafts waits until it is known what they follow, and until they are verified.
     NOTE: running requests are kept in order of importance; the first of them is never preempted,
     one that was preempted often enough holds all its blocks, and `max_model_len` fits into the
     pool; so some request always finishes.
@@ -59,6 +65,8 @@ class Scheduler:
         self._dropped: list[str] = []
         self._new_prompt_ids: dict[str, list[int]] = {}
         self._in_flight: deque[InFlightStep] = deque()
+        # A state cannot be taken back to where the drafts went wrong.
+        self._takes_drafts = not any(group.is_state for group in kv_cache.groups)
 
     @property
     def pool(self) -> BlockPool:
@@ -144,6 +152,7 @@ class Scheduler:
             new_prompt_ids=new_prompt_ids,
             transfers=self.kv_cache.take_transfers(),
             num_blocks=self.kv_cache.pool.take_new_size(),
+            draft_token_ids=plan.draft_token_ids,
         )
         self._in_flight.append(InFlightStep(scheduled, plan.requests))
         return scheduled
@@ -158,28 +167,40 @@ class Scheduler:
         """
         returned = self._in_flight.popleft()
         assert returned.scheduled is scheduled, "steps return in the order in which they were made"
+        # Before the commit: what a request wrote that failed is never found.
+        outputs = self._end_failed(returned.requests, output.errors)
         self.kv_cache.commit_step(scheduled.step)
-        outputs = []
+        drafts = output.draft_token_ids if self._takes_drafts else _NO_DRAFTS
         for request in returned.requests:
             if request.status is RequestStatus.FINISHED:
                 continue
             request_id = request.request_id
-            error = output.errors.get(request_id) if output.errors else None
-            if error is not None:
-                self._finish(request)
-                outputs.append(
-                    EngineOutput(
-                        request_id=request_id,
-                        finish_reason="error",
-                        error=error,
-                        error_kind="internal",
-                    )
-                )
-                continue
+            if output.prompt_logprobs and request_id in output.prompt_logprobs:
+                start = scheduled.num_computed_tokens[request_id]
+                request.add_prompt_logprobs(start, output.prompt_logprobs[request_id])
             sampled = output.sampled_token_ids.get(request_id)
             if sampled:
-                outputs.append(self._take_tokens(request, sampled))
+                logprobs = output.logprobs.get(request_id, []) if output.logprobs else []
+                outputs.append(self._take_tokens(request, scheduled, sampled, logprobs))
+                if drafts or request.draft_token_ids:
+                    is_running = request.status is RequestStatus.RUNNING
+                    request.draft_token_ids = drafts.get(request_id, ()) if is_running else ()
         return outputs
+
+    def _end_failed(
+        self, requests: Iterable[Request], errors: Mapping[str, str]
+    ) -> list[EngineOutput]:
+        """End the requests of a step that the runner could not go on with."""
+        if not errors:
+            return []
+        failed = [
+            request
+            for request in requests
+            if request.request_id in errors and request.status is not RequestStatus.FINISHED
+        ]
+        for request in failed:
+            self._finish(request)
+        return [failed_output(request, errors[request.request_id]) for request in failed]
 
     def reset_prefix_cache(self, *, preempt_running: bool) -> bool:
         """Forget all cached blocks; False, with nothing changed, while requests hold blocks.
@@ -204,7 +225,9 @@ class Scheduler:
         for request in self.requests.values():
             request.limit_to(max_model_len)
         too_long = [r for r in self.requests.values() if r.num_tokens >= max_model_len]
-        return [self._finish_too_long(request) for request in too_long]
+        for request in too_long:
+            self._finish(request)
+        return [too_long_output(request, max_model_len) for request in too_long]
 
     def withdraw_steps(self) -> None:
         """Take back all steps in flight: the executor has computed none of them.
@@ -217,19 +240,6 @@ class Scheduler:
             for request in requests:
                 request.num_placeholders = 0
         self._in_flight.clear()
-
-    def _finish_too_long(self, request: Request) -> EngineOutput:
-        """End a request that the pool cannot hold any more."""
-        self._finish(request)
-        if request.num_output_tokens:
-            return EngineOutput(request_id=request.request_id, finish_reason="length")
-        return EngineOutput(
-            request_id=request.request_id,
-            finish_reason="error",
-            error=f"the KV cache shrank: {request.num_tokens} tokens do not fit any more, only "
-            f"{self.max_model_len - 1} do",
-            error_kind="overloaded",
-        )
 
     def _yield_to_urgent(self) -> None:
         """Preempt less urgent requests until the most urgent waiting one can be admitted.
@@ -267,6 +277,9 @@ class Scheduler:
             if request.num_expected_tokens >= request.max_num_tokens:
                 cursor += 1  # The steps in flight bring it to its end for certain.
                 continue
+            if request.draft_token_ids and request.num_placeholders:
+                cursor += 1  # What is in flight decides what follows.
+                continue
             if not request.num_left:
                 request.is_stalled = True
                 cursor += 1
@@ -289,6 +302,9 @@ class Scheduler:
                 if new_blocks:
                     plan.add_blocks(request, new_blocks)
                 self._plan_tokens(plan, request, num_new)
+                if request.draft_token_ids:
+                    num_behind = len(self.running) - cursor
+                    plan_drafts(plan, request, self.kv_cache, num_behind=num_behind)
         return preempted
 
     def _schedule_waiting(self, plan: StepPlan) -> None:
@@ -366,7 +382,7 @@ class Scheduler:
     def _admit(self, plan: StepPlan, request: Request, hit: PrefixHit, num_reserved: int) -> None:
         request.num_computed_tokens = hit.num_tokens
         if not request.was_admitted:
-            self._count_admission(request)
+            self.waiting.charge(request, count_admission(request, self.counters))
         self.num_preempted -= request.status is RequestStatus.PREEMPTED
         request.status = RequestStatus.RUNNING
         bisect.insort(self.running, request, key=self.waiting.importance)
@@ -378,21 +394,6 @@ class Scheduler:
         assert new_ids is not None, "the whole request fits but its first chunk does not"
         plan.add_new(request, self.kv_cache.block_ids(request))
         self._plan_tokens(plan, request, num_new)
-
-    def _count_admission(self, request: Request) -> None:
-        """Count prompt and hit of a first admission, and charge its tenant for them."""
-        num_prompt = request.num_prompt_tokens
-        num_cached = request.num_cached_tokens = min(request.num_computed_tokens, num_prompt)
-        for counters in (self.counters, request.account):
-            counters.prefix_queries += num_prompt
-            counters.prefix_hits += num_cached
-            counters.prompt_tokens += num_prompt
-        cost = charge(
-            num_uncached_tokens=num_prompt - num_cached,
-            num_cached_tokens=num_cached,
-            num_output_tokens=0,
-        )
-        self.waiting.charge(request, cost)
 
     def _spend_the_rest(self, plan: StepPlan) -> None:
         """Give what is left of the budget to prompts that were held to their share."""
@@ -430,6 +431,7 @@ class Scheduler:
         victim.status = RequestStatus.PREEMPTED
         self.num_preempted += 1
         victim.num_computed_tokens = 0
+        victim.draft_token_ids = ()
         victim.num_preemptions += 1
         self.counters.preemptions += 1
         victim.account.preemptions += 1
@@ -444,7 +446,13 @@ class Scheduler:
         self._dropped.append(request.request_id)
         self._new_prompt_ids.pop(request.request_id, None)
 
-    def _take_tokens(self, request: Request, sampled: list[int]) -> EngineOutput:
+    def _take_tokens(
+        self,
+        request: Request,
+        step: SchedulerOutput,
+        sampled: list[int],
+        logprobs: list[TokenLogprobs],
+    ) -> EngineOutput:
         """Append sampled tokens up to the one that ends the request."""
         num_taken, reason, stop_token_id = 0, None, None
         for token_id in sampled:
@@ -452,34 +460,24 @@ class Scheduler:
             num_taken += 1
             if reason is not None:
                 break
-        request.num_placeholders -= num_taken
+        request.num_placeholders -= 1
+        if step.draft_token_ids and request.request_id in step.draft_token_ids:
+            count_drafts(request, step, self.counters.speculation, num_right=len(sampled) - 1)
+            confirm_drafts(request, step, self.kv_cache, num_accepted=num_taken - 1)
         self.counters.generation_tokens += num_taken
         request.account.generation_tokens += num_taken
         self.waiting.charge(request, float(num_taken))
         if reason is not None:
             self._finish(request)
         elif self._in_flight and request.status is RequestStatus.RUNNING:
-            self._queue_late_commits(request)
-        num_cached = None if request.cached_reported else request.num_cached_tokens
-        request.cached_reported = True
-        return EngineOutput(
-            request_id=request.request_id,
-            token_ids=sampled[:num_taken],
+            queue_late_commits(request, self._in_flight, self.kv_cache)
+        return tokens_output(
+            request,
+            sampled[:num_taken],
+            logprobs[:num_taken] if logprobs else logprobs,
             finish_reason=reason,
             stop_token_id=stop_token_id,
-            num_cached_tokens=num_cached,
         )
-
-    def _queue_late_commits(self, request: Request) -> None:
-        """Note the block that a step in flight completes with a token that is known only now."""
-        if request.num_tokens % self.pool.block_size:
-            return
-        for step, _ in self._in_flight:
-            num_scheduled = step.num_scheduled_tokens.get(request.request_id)
-            if num_scheduled is not None:
-                end = step.num_computed_tokens[request.request_id] + num_scheduled
-                self.kv_cache.queue_commits(request, step.step, num_computed_tokens=end)
-                return
 
     def _finish(self, request: Request) -> None:
         if request.status is RequestStatus.RUNNING:

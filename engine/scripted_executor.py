@@ -8,24 +8,31 @@ model. Used by tests, the simulator and fleets without torch.
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from engine.executor import ExecutorInfo, OutOfDeviceMemoryError
+from engine.frontend.logprobs import TokenLogprobs
+from engine.grammar import GrammarBackend, GrammarError
+from engine.grammar_table import GrammarTable
 from engine.kv_groups.group import resolve_groups
 from engine.kv_groups.spec import ONE_FULL_ATTENTION_GROUP, KVGroupSpec
 from engine.output import ModelRunnerOutput, SchedulerOutput
 from engine.runner_state import RunnerState, RunningRequest
+from engine.scripted_grammar import ruled_token
+from engine.scripted_logprobs import scripted_logprobs, scripted_prompt_logprobs
 from engine.scripted_memory import SLOT_BYTES, Memory, ScriptedLayer, digest_of, make_layer
+from engine.spec_decode.proposer import DraftContext, Proposer
 from engine.transfer import BlockCopy, BlockTransfer, HostLoad, HostStore
 
 
 class StepCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Seconds that a step takes: base, plus per prefill token, decoding request and moved block.
+    """Seconds that a step takes: base, and more per prefill token, decode token and moved block.
 
-    A moved block is one that goes to the host tier or comes from it.
+    Drafts are decode tokens. A moved block is one that goes to the host tier or comes from it.
     """
 
     base_s: float = 0.0
@@ -35,8 +42,8 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def of(self, step: SchedulerOutput) -> float:
         """Return the cost of one step."""
-        num_prefill = sum(n for n in step.num_scheduled_tokens.values() if n > 1)
-        num_decode = sum(1 for n in step.num_scheduled_tokens.values() if n == 1)
+        num_prefill = step.num_prefill_tokens
+        num_decode = step.total_scheduled_tokens - num_prefill
         return (
             self.base_s
             + num_prefill * self.per_prefill_token_s
@@ -56,6 +63,7 @@ class ScriptedExecutor:
     `sleep` is called with the cost of each step; None costs nothing. `block_size` is the engine's.
     `max_device_blocks` is what the device has memory for, which others may take while it runs: a
     step over a larger pool is out of memory. None means that there is always enough.
+    `proposer` guesses up to `num_draft_tokens` tokens for every request that samples.
     """
 
     def __init__(
@@ -69,6 +77,9 @@ class ScriptedExecutor:
         kv_groups: tuple[KVGroupSpec, ...] = ONE_FULL_ATTENTION_GROUP,
         cost: StepCost | None = None,
         sleep: Callable[[float], None] | None = None,
+        grammars: GrammarBackend | None = None,
+        proposer: Proposer | None = None,
+        num_draft_tokens: int = 4,
     ) -> None:
         self.info = ExecutorInfo(
             num_blocks=num_blocks,
@@ -84,34 +95,82 @@ class ScriptedExecutor:
         block_bytes = max(group.block_size for group in groups) * SLOT_BYTES
         self._memory: Memory = [bytearray(block_bytes) for _ in range(num_blocks)]
         self._host: dict[int, bytes] = {}
-        self._num_blocks = num_blocks
+        self.num_blocks = num_blocks
         self._is_out_of_memory = False
         self.max_device_blocks: int | None = None
         self._layers: list[ScriptedLayer] = [make_layer(group, self._memory) for group in groups]
         self._state = RunnerState()
+        self._grammars = GrammarTable(grammars, vocab_size=vocab_size)
         self._prompt_digests: dict[str, bytes] = {}
         self._submitted: deque[SchedulerOutput] = deque()
+        self._weights = b""
+        self._proposer = proposer
+        self._num_draft_tokens = num_draft_tokens
 
     def submit(self, step: SchedulerOutput) -> None:
         """Keep a step; it is computed when it is collected."""
         self._submitted.append(step)
 
     def collect(self) -> ModelRunnerOutput:
-        """Write the scheduled slots, then sample for requests that reached their last token."""
+        """Write the scheduled slots, then sample for requests that reached their last token.
+
+        Behind each draft that equals the token sampled in its place, one more is sampled.
+        """
         step = self._submitted.popleft()
         self._fold(step)
         self._check_memory(step)
         sampled: dict[str, list[int]] = {}
+        errors: dict[str, str] = {}
+        logprobs: dict[str, list[TokenLogprobs]] = {}
+        prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
         for request_id in step.num_scheduled_tokens:
             request = self._state.requests[request_id]
-            self._write(request, step.num_computed_tokens[request_id])
+            if request.num_computed_tokens > len(request.token_ids):
+                continue  # Scheduled ahead, before it was known that this request has failed.
+            drafts = step.draft_token_ids.get(request_id, ())
+            self._write(request, step.num_computed_tokens[request_id], drafts)
+            vocab_size, num_top = self.info.vocab_size, request.source.sampling.logprobs
+            prompt = scripted_prompt_logprobs(request, step, vocab_size=vocab_size)
+            if prompt:
+                prompt_logprobs[request_id] = prompt
             if request.num_computed_tokens == len(request.token_ids):
-                sampled[request_id] = [self._sample(request)]
+                try:
+                    sampled[request_id] = self._verify(request, drafts)
+                except GrammarError as error:
+                    errors[request_id] = f"grammar: {error}"
+                    continue
+                if num_top is not None:
+                    logprobs[request_id] = [
+                        scripted_logprobs(token_id, num_top, vocab_size=vocab_size)
+                        for token_id in sampled[request_id]
+                    ]
         if self._sleep is not None and step.num_scheduled_tokens:
             self._sleep(self.cost.of(step))
-        output = ModelRunnerOutput(sampled_token_ids=sampled, transfer_s=self.cost.transfer_s(step))
+        output = ModelRunnerOutput(
+            sampled_token_ids=sampled,
+            errors=errors,
+            transfer_s=self.cost.transfer_s(step),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
         self._state.take_output(output)
-        return output
+        if self._proposer is None or not sampled:
+            return output
+        drafts_of = self._proposer.propose([self._context(request_id) for request_id in sampled])
+        return msgspec.structs.replace(output, draft_token_ids=drafts_of)
+
+    def unload(self) -> None:
+        """Lose all KV."""
+        for block in self._memory:
+            block[:] = bytes(len(block))
+        self._host.clear()
+
+    def reload(self, model_folder: str | None = None) -> None:
+        """Go on; with another folder, with other tokens from then on."""
+        if model_folder is not None:
+            self._weights = model_folder.encode()
+            digest = f"{self.info.execution_digest.partition('@')[0]}@{model_folder}"
+            self.info = msgspec.structs.replace(self.info, execution_digest=digest)
 
     def close(self) -> None:
         """Forget every request."""
@@ -122,11 +181,14 @@ class ScriptedExecutor:
         """Apply a step to requests and memory, up to what it computes."""
         if step.resync:
             self._prompt_digests.clear()
+            self._grammars.clear()
             self._is_out_of_memory = False
         self._state.take_step(step)
         for request_id in step.dropped_request_ids:
             self._prompt_digests.pop(request_id, None)
+            self._grammars.drop(request_id)
         for new in step.new_requests:
+            self._grammars.enter(new)
             prompt = new.token_ids[: new.num_prompt_tokens]
             self._prompt_digests[new.request_id] = digest_of(prompt)
         for move in step.transfers:
@@ -151,36 +213,76 @@ class ScriptedExecutor:
         """Lose the contents of blocks that the pool has given up."""
         if num_blocks is None:
             return
-        self._num_blocks = num_blocks
+        self.num_blocks = num_blocks
         for block in self._memory[num_blocks:]:
             block[:] = bytes(len(block))
 
     def _check_memory(self, step: SchedulerOutput) -> None:
         limit = self.max_device_blocks
-        if limit is not None and self._num_blocks > limit and step.num_scheduled_tokens:
+        if limit is not None and self.num_blocks > limit and step.num_scheduled_tokens:
             self._is_out_of_memory = True
         if self._is_out_of_memory:
-            raise OutOfDeviceMemoryError(f"{self._num_blocks} blocks do not fit, {limit} do")
+            raise OutOfDeviceMemoryError(f"{self.num_blocks} blocks do not fit, {limit} do")
 
-    def _write(self, request: RunningRequest, start: int) -> None:
-        """Write the slots from `start` up to what the step computes."""
+    def _context(self, request_id: str) -> DraftContext:
+        request = self._state.requests[request_id]
+        return DraftContext(
+            request_id=request_id,
+            token_ids=memoryview(array("i", request.token_ids)),
+            num_prompt_tokens=request.num_prompt_tokens,
+            sampling=request.source.sampling,
+            choice=request.source.choice,
+            max_drafts=self._num_draft_tokens,
+        )
+
+    def _write(self, request: RunningRequest, start: int, drafts: Sequence[int]) -> None:
+        """Write the slots from `start` up to what the step computes, drafts included."""
         digest = self._prompt_digests[request.source.request_id]
-        end = request.num_computed_tokens
+        tokens = [*request.token_ids, *drafts] if drafts else request.token_ids
+        end = request.num_computed_tokens + len(drafts)
         for layer, table in zip(self._layers, request.block_ids, strict=True):
-            layer.write(table, request.token_ids, digest, start, end)
+            layer.write(table, tokens, digest, start, end)
 
-    def _sample(self, request: RunningRequest) -> int:
-        """Hash all contents that the last token reads, through the block tables."""
+    def _verify(self, request: RunningRequest, drafts: Sequence[int]) -> list[int]:
+        """Sample behind the last known token, and behind each draft as long as they are right.
+
+        GrammarError when nothing may follow the last known token; behind a draft that is left to
+        the next step.
+        """
+        sampled = [self._sample(request, 0)]
+        while len(sampled) <= len(drafts) and sampled[-1] == drafts[len(sampled) - 1]:
+            try:
+                sampled.append(self._sample(request, len(sampled)))
+            except GrammarError:
+                break
+        return sampled
+
+    def _sample(self, request: RunningRequest, num_ahead: int) -> int:
+        """Choose what follows the token `num_ahead` behind the last known one."""
+        token_id = self._drawn(request, num_ahead)
+        self._grammars.accept(request.source.request_id, [token_id])
+        return token_id
+
+    def _drawn(self, request: RunningRequest, num_ahead: int) -> int:
+        """Hash all contents that the token reads, through the block tables."""
         digest = hashlib.blake2b(digest_size=SLOT_BYTES)
         for layer, block_ids in zip(self._layers, request.block_ids, strict=True):
-            layer.read(block_ids, request.num_computed_tokens, digest)
+            layer.read(block_ids, request.num_computed_tokens + num_ahead, digest)
         sampling = request.source.sampling
-        position = len(request.token_ids) - request.num_prompt_tokens
+        position = len(request.token_ids) - request.num_prompt_tokens + num_ahead
+        if request.source.lora is not None:
+            digest.update(request.source.lora.name.encode())
+        digest.update(self._weights)
         if sampling.temperature > 0:
             digest.update(f"{sampling.seed}/{request.source.choice}/{position}".encode())
         span = self.info.vocab_size - self._first_token
         token_id = self._first_token + int.from_bytes(digest.digest(), "big") % span
         masked = {*request.source.eos_token_ids, *sampling.stop_token_ids}
+        if request.source.request_id in self._grammars:
+            mask = self._grammars.mask(request.source.request_id)
+            return ruled_token(
+                token_id, mask, banned=masked if position < sampling.min_tokens else set()
+            )
         while position < sampling.min_tokens and token_id in masked:
             token_id = self._first_token + (token_id - self._first_token + 1) % span
         return token_id

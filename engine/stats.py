@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.spec_decode.acceptance import Acceptance
+
 _SMOOTHING = 0.2
 _MIN_PREFILL_TOKENS = 32
 _FIRST_STEP_TOKENS = 128
@@ -15,24 +17,29 @@ _MAX_TENANTS = 1000
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the engine started; all in tokens but `preemptions`. They only grow."""
+    """Totals since the engine started; all in tokens but `preemptions`. They only grow.
+
+    `padding_tokens`: computed for nobody, to fill a shape up; they belong to no tenant.
+    """
 
     prefix_queries: int = 0
     prefix_hits: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
     preemptions: int = 0
+    padding_tokens: int = 0
 
 
 @dataclass(slots=True)
 class EngineCounters(Counters):
-    """Totals over all requests, and the same by tenant.
+    """Totals over all requests, and the same by tenant; guesses over all requests only.
 
     Tenants beyond the first 1,000 share one account, named None like that of requests without
     any: what a client can invent must not fill the memory.
     """
 
     tenants: dict[str | None, Counters] = field(default_factory=dict)
+    speculation: Acceptance = field(default_factory=Acceptance)
 
     def account(self, tenant: str | None) -> Counters:
         """Return the totals of a tenant."""
@@ -41,6 +48,28 @@ class EngineCounters(Counters):
             name = tenant if len(self.tenants) < _MAX_TENANTS else None
             found = self.tenants.setdefault(name, Counters())
         return found
+
+
+@dataclass(slots=True)
+class Evictions:
+    """Evicted blocks in all, and by the tenant that had them computed; they only grow.
+
+    As with accounts, tenants beyond the first 1,000 count as None.
+    """
+
+    total: int = 0
+    _by_tenant: dict[str | None, int] = field(default_factory=dict)
+
+    def count(self, tenant: str | None) -> None:
+        """Count one block."""
+        self.total += 1
+        known = tenant in self._by_tenant or len(self._by_tenant) < _MAX_TENANTS
+        name = tenant if known else None
+        self._by_tenant[name] = self._by_tenant.get(name, 0) + 1
+
+    def of(self, tenant: str | None) -> int:
+        """Return the evicted blocks of a tenant."""
+        return self._by_tenant.get(tenant, 0)
 
 
 @dataclass(slots=True)

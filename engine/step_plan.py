@@ -21,6 +21,7 @@ class StepPlan:
     __slots__ = (
         "_max_chunk",
         "budget",
+        "draft_token_ids",
         "held_back",
         "new_block_ids",
         "new_requests",
@@ -38,6 +39,7 @@ class StepPlan:
         self.num_scheduled_tokens: dict[str, int] = {}
         self.num_computed_tokens: dict[str, int] = {}
         self.requests: list[Request] = []
+        self.draft_token_ids: dict[str, list[int]] = {}
 
     def chunk_of(self, request: Request) -> int:
         """Return how many of a request's tokens may be planned at first."""
@@ -57,6 +59,11 @@ class StepPlan:
             planned = 0
         self.num_scheduled_tokens[request_id] = planned + num_new
         self.budget -= num_new
+
+    def add_drafts(self, request: Request, num_drafts: int) -> None:
+        """Let a request that reaches its last known token verify its first drafts as well."""
+        self.draft_token_ids[request.request_id] = list(request.draft_token_ids[:num_drafts])
+        self.add_tokens(request, num_drafts)
 
     def add_blocks(self, request: Request, new_ids: list[list[int]]) -> None:
         """Tell the runner the blocks that a running request was given, per cache group."""
@@ -78,6 +85,7 @@ class StepPlan:
                 sampling=source.sampling,
                 eos_token_ids=source.eos_token_ids,
                 choice=source.choice,
+                lora=source.lora,
             )
         )
 

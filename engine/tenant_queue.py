@@ -1,8 +1,8 @@
 """The reuse order of a pool whose tenants have guaranteed shares.
 
-Plain least-recently-used order, except that a tenant which holds no more than its share loses
-nothing to others while they can take from somebody else. Shares guarantee what stays cached; no
-request is ever refused for them.
+Plain least-recently-used order (or that of segmented_queue.py), except that a tenant which holds no
+more than its share loses nothing to others while they can take from somebody else. Shares guarantee
+what stays cached; no request is ever refused for them.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from engine.block import Block, FreeQueue
+from engine.segmented_queue import SegmentedQueue, make_queue
+
+_Queue = FreeQueue | SegmentedQueue
 
 
 class ReuseQueue(Protocol):
-    """The free blocks of a pool; FreeQueue, or a TenantQueue where shares are configured."""
+    """The free blocks of a pool; FreeQueue or SegmentedQueue, or a TenantQueue of such."""
 
     def __len__(self) -> int: ...
 
@@ -42,6 +45,10 @@ class ReuseQueue(Protocol):
         """Unlink a block from wherever it stands."""
         ...
 
+    def set_usable(self, num_usable: int) -> None:
+        """Take the shares of a pool of so many blocks from now on."""
+        ...
+
 
 class TenantQueue:
     """Free blocks by owner; `shares` are parts of the pool, tenant -> 0 to 1.
@@ -53,15 +60,22 @@ class TenantQueue:
     """
 
     def __init__(
-        self, blocks: Sequence[Block], *, shares: Mapping[str, float], num_usable: int
+        self,
+        blocks: Sequence[Block],
+        *,
+        shares: Mapping[str, float],
+        num_usable: int,
+        protected_share: float = 0.0,
     ) -> None:
         self.shares = dict(shares)
         self.num_held = dict.fromkeys(shares, 0)
         self._contentless = FreeQueue([])
-        self._cached: dict[str | None, FreeQueue] = {None: FreeQueue([])}
-        self._cached |= {tenant: FreeQueue([]) for tenant in shares}
+        self._cached: dict[str | None, _Queue] = {
+            tenant: make_queue([], protected_share=protected_share, num_usable=num_usable)
+            for tenant in (None, *shares)
+        }
         self._postponed = FreeQueue([])
-        self._queue_of: dict[int, FreeQueue] = {}
+        self._queue_of: dict[int, _Queue] = {}
         self._num_queued = 0
         self._guaranteed: dict[str, int] = {}
         self.set_usable(num_usable)
@@ -71,6 +85,8 @@ class TenantQueue:
     def set_usable(self, num_usable: int) -> None:
         """Take the shares of a pool of so many blocks from now on."""
         self._guaranteed = {t: int(share * num_usable) for t, share in self.shares.items()}
+        for tenant, queue in self._cached.items():
+            queue.set_usable(num_usable if tenant is None else self._guaranteed[tenant])
 
     def __len__(self) -> int:
         return len(self._queue_of)
@@ -126,7 +142,7 @@ class TenantQueue:
         if block.owner is not None:
             self.num_held[block.owner] += 1
 
-    def _choose(self, tenant: str | None) -> FreeQueue | None:
+    def _choose(self, tenant: str | None) -> _Queue | None:
         """Return the queue with the oldest block of those that may lose one, else of all."""
         queues = [(owner, queue) for owner, queue in self._cached.items() if queue]
         open_queues = [
@@ -137,5 +153,5 @@ class TenantQueue:
         return min(open_queues or [queue for _, queue in queues], key=_age, default=None)
 
 
-def _age(queue: FreeQueue) -> int:
+def _age(queue: _Queue) -> int:
     return queue.first.queued_at

@@ -6,6 +6,7 @@ Pure checks of a request against the model's limits; whether there is room now i
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 
 import msgspec
 
@@ -36,7 +37,11 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
         self.check_length(len(source.prompt_token_ids) + len(source.resume_token_ids))
         self.check_token_ids("prompt", source.prompt_token_ids)
         self.check_token_ids("resume_token_ids", source.resume_token_ids)
-        self.check_token_ids("stop_token_ids", source.sampling.stop_token_ids)
+        sampling = source.sampling
+        self.check_token_ids("stop_token_ids", sampling.stop_token_ids)
+        self.check_token_ids("allowed_token_ids", sampling.allowed_token_ids)
+        self.check_token_ids("logit_bias", (token_id for token_id, _ in sampling.logit_bias))
+        self.check_token_ids("bad_words", chain.from_iterable(sampling.bad_words))
 
     def check_length(self, num_tokens: int) -> None:
         """Raise RequestError when so many tokens leave no room for an answer."""

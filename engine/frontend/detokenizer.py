@@ -6,7 +6,8 @@ may depend on its neighbours). It knows no stop strings and no requests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 
 from engine.frontend.encoder import Encoder
@@ -25,15 +26,22 @@ class Detokenizer:
 
     Text never depends on how the tokens were grouped into steps. What is emitted starts where
     the prompt ended: a character that the prompt began and the output completes is emitted
-    whole, the prompt's own text never is. Bytes that are no UTF-8 come out as U+FFFD.
+    whole, the prompt's own text never is. Bytes that are no UTF-8 come out as U+FFFD; special
+    tokens show only if they are not skipped.
     """
 
-    __slots__ = ("_context", "_context_text", "_encoder", "_pending", "_unfinished_text")
+    __slots__ = ("_context", "_context_text", "_decode", "_pending", "_unfinished_text")
 
-    def __init__(self, encoder: Encoder, prompt_token_ids: Sequence[int]) -> None:
-        self._encoder = encoder
-        self._context, self._pending = _split_prompt(encoder, prompt_token_ids)
-        self._context_text = encoder.decode(self._context)
+    def __init__(
+        self,
+        encoder: Encoder,
+        prompt_token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        self._decode = partial(encoder.decode, skip_special_tokens=skip_special_tokens)
+        self._context, self._pending = _split_prompt(self._decode, prompt_token_ids)
+        self._context_text = self._decode(self._context)
         # How the prompt's unfinished character looks as long as nothing completes it.
         self._unfinished_text = self._window_text()[len(self._context_text) :]
 
@@ -50,13 +58,13 @@ class Detokenizer:
         return self._emit(self._window_text()) if self._pending else ""
 
     def _window_text(self) -> str:
-        return self._encoder.decode(self._context + self._pending)
+        return self._decode(self._context + self._pending)
 
     def _emit(self, text: str) -> str:
         if text.startswith(self._context_text):
             new = text[len(self._context_text) :]
         else:  # invalid bytes that make the decoder read their neighbours anew
-            new = self._encoder.decode(self._pending)
+            new = self._decode(self._pending)
         unfinished, self._unfinished_text = self._unfinished_text, ""
         if not new.startswith(unfinished):
             # Completed; what stands before it in the same token is still the prompt's.
@@ -67,12 +75,14 @@ class Detokenizer:
         elif len(self._context) < _MAX_PENDING_TOKENS:
             # Tokens without text of their own still have a say in how the next one looks.
             self._context = self._context + self._pending
-        self._context_text = self._encoder.decode(self._context)
+        self._context_text = self._decode(self._context)
         self._pending = []
         return new
 
 
-def _split_prompt(encoder: Encoder, prompt_token_ids: Sequence[int]) -> tuple[list[int], list[int]]:
+def _split_prompt(
+    decode: Callable[[list[int]], str], prompt_token_ids: Sequence[int]
+) -> tuple[list[int], list[int]]:
     """Return the last tokens of a prompt that are whole characters, and what begins one more.
 
     Both are empty when the prompt's end is no text at all: without context nothing can leak.
@@ -82,6 +92,6 @@ def _split_prompt(encoder: Encoder, prompt_token_ids: Sequence[int]) -> tuple[li
     for num_unfinished, num_skipped in product(cuts, cuts):
         end = len(window) - num_unfinished
         context = window[num_skipped:end]
-        if (context or end == 0) and _REPLACEMENT not in encoder.decode(context):
+        if (context or end == 0) and _REPLACEMENT not in decode(context):
             return context, window[end:]
     return [], []

@@ -12,6 +12,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from engine.frontend.errors import RequestError
+from engine.frontend.segments import SegmentCache, cut_pattern
+from engine.frontend.token_bytes import TokenBytes
 from engine.frontend.tokenizer_bundle import (
     GENERATION_CONFIG_FILE,
     MODEL_CONFIG_FILE,
@@ -37,8 +39,11 @@ class Encoder:
             self._tokenizer = Tokenizer.from_buffer(bundle.files[TOKENIZER_FILE])
         except ValueError as error:
             raise ConfigError(f"{TOKENIZER_FILE}: {error}") from None
+        self._token_bytes = TokenBytes(bundle.files[TOKENIZER_FILE])
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        pattern = cut_pattern(bundle.files[TOKENIZER_FILE])
+        self._segments = None if pattern is None else SegmentCache(pattern, self._encode_each)
         config = bundle.json(MODEL_CONFIG_FILE)
         text_config = config.get("text_config", config)
         self.special_tokens = _special_tokens(bundle.json(TOKENIZER_CONFIG_FILE))
@@ -55,11 +60,13 @@ class Encoder:
         add_special_tokens: bool,
         max_tokens: int | None = None,
         param: str = "prompt",
+        scope: str | None = None,
     ) -> list[int]:
         """Return the token ids of a text.
 
         With `max_tokens`, a text that is too long for any tokenization to fit is refused with
-        `context_length_exceeded` before the work is done; `param` names the text's field.
+        `context_length_exceeded` before the work is done; `param` names the text's field. With a
+        `scope`, parts that were encoded in it before are looked up, where no tokens are added.
         """
         if max_tokens is not None and len(text) > max_tokens * self._max_token_chars:
             raise RequestError(
@@ -68,6 +75,8 @@ class Encoder:
                 "characters cannot fit; shorten the prompt",
                 param=param,
             )
+        if scope is not None and self._segments is not None and not add_special_tokens:
+            return self._segments.encode(text, scope=scope)
         # The batch call is the one that releases the interpreter lock.
         (encoding,) = self._tokenizer.encode_batch_fast(
             [text], add_special_tokens=add_special_tokens
@@ -75,15 +84,34 @@ class Encoder:
         ids: list[int] = encoding.ids
         return ids
 
+    def num_new_chars(self, text: str, *, scope: str) -> int:
+        """Return how many characters `encode` would have to encode, in a scope."""
+        if self._segments is None:
+            return len(text)
+        return self._segments.num_new_chars(text, scope=scope)
+
+    def _encode_each(self, texts: Sequence[str]) -> list[list[int]]:
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; bytes that are no UTF-8 become U+FFFD, unknown ids ""."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
+    def token_id(self, text: str) -> int | None:
+        """Return the token that the vocabulary writes so, None if there is none."""
+        token_id: int | None = self._tokenizer.token_to_id(text)
+        return token_id
+
     def token_text(self, token_id: int) -> str | None:
         """Return a token as the vocabulary writes it, None for an id without a token."""
         text: str | None = self._tokenizer.id_to_token(token_id)
         return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token stands for, b"" for an id without a token."""
+        return self._token_bytes.of(token_id, self.token_text(token_id))
 
     def _eos_token_ids(self, bundle: TokenizerBundle, config: Mapping[str, Any]) -> tuple[int, ...]:
         """Collect the end tokens of generation_config.json (else config.json) and tokenizer."""

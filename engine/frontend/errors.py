@@ -38,6 +38,7 @@ KINDS: dict[str, ErrorShape] = {
     "dependency": ErrorShape(503, "server_error", "dependency_unavailable"),
     "starting": ErrorShape(503, "server_error", "starting"),
     "draining": ErrorShape(503, "server_error", "draining"),
+    "sleeping": ErrorShape(503, "server_error", "sleeping"),
     "engine_dead": ErrorShape(503, "server_error", "engine_dead"),
     "first_token_timeout": ErrorShape(504, "server_error", "first_token_timeout"),
 }
@@ -67,6 +68,11 @@ class RequestError(PrefixFleetError):
     def shape(self) -> ErrorShape:
         """Status, type and code of this error; an unknown kind is internal."""
         return KINDS.get(self.kind, KINDS["internal"])
+
+
+def invalid_value(param: str, problem: str) -> RequestError:
+    """Return the refusal of a field, whose name begins the message."""
+    return RequestError("invalid_request", f"{param}: {problem}", param=param)
 
 
 class ErrorBody(msgspec.Struct, frozen=True):

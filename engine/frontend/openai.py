@@ -12,31 +12,61 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from engine.frontend.extension import FleetExtension, Progress
+from engine.frontend.logprob_shapes import ChatLogprobs, CompletionLogprobs, PromptLogprobs
+from engine.frontend.response_format import OutputFormatFields
+from engine.frontend.tool_choice import ToolChoice
 
-OpenAIFinishReason = Literal["stop", "length"]
+OpenAIFinishReason = Literal["stop", "length", "tool_calls"]
 TokenPrompt = list[int]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a stream carries besides text; `include_obfuscation` is accepted and has no effect."""
+    """What a stream carries besides text; `include_obfuscation` is accepted and has no effect.
+
+    `continuous_usage_stats`: every chunk states the usage so far, not only the last.
+    """
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_obfuscation: bool = False
 
 
+class SentFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that was called, with its arguments as a JSON text."""
+
+    name: str
+    arguments: str = ""
+
+
+class SentToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool call that a client sends back as a part of the conversation."""
+
+    function: SentFunction
+    id: str | None = None
+    type: Literal["function"] = "function"
+
+
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """One turn. `content` parts are checked where they are rendered (prompt.py)."""
+    """One turn. `content` parts are checked where they are rendered (prompt.py).
+
+    `tool_call_id` says which call a tool's turn answers; `reasoning_content` is what an assistant
+    thought before it answered.
+    """
 
     role: str
     content: str | list[dict[str, Any]] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[SentToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
 
-class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GenerationRequest(OutputFormatFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields that chat completions and completions share.
 
-    `max_tokens` None means the endpoint's default. `cache_salt` narrows the sharing of cached
+    `max_tokens` None means the endpoint's default. `prompt_logprobs` is how many alternatives each
+    token of the prompt comes with. `truncate_prompt_tokens` keeps so many of its last tokens, -1 as
+    many as the model takes. `cache_salt` narrows the sharing of cached
     blocks. `user`, `prompt_cache_key` and `service_tier` are hints for whoever routes.
     """
 
@@ -52,6 +82,16 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
     return_token_ids: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -67,19 +107,56 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         """Tell whether a stream of this request ends with a usage chunk."""
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def states_usage(self) -> bool:
+        """Tell whether every chunk of a stream states the usage so far."""
+        options = self.stream_options
+        return options is not None and options.include_usage and options.continuous_usage_stats
+
 
 class ChatCompletionRequest(GenerationRequest, frozen=True, kw_only=True):
-    """Body of POST /v1/chat/completions; `max_completion_tokens` outranks `max_tokens`."""
+    """Body of POST /v1/chat/completions; `max_completion_tokens` outranks `max_tokens`.
+
+    `tools` stay as they were sent, for the template; so do `chat_template_kwargs`.
+    """
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     add_generation_prompt: bool = True
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives of each output token: `top_logprobs` of them, if `logprobs` is set."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
-    """Body of POST /v1/completions: one prompt or several, each a text or a list of token ids."""
+    """Body of POST /v1/completions: one prompt or several, each a text or a list of token ids.
+
+    With `echo` the answer's text begins with the prompt, and its log probabilities with those of
+    the prompt. `best_of` may only say what `n` says.
+    """
 
     prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    echo: bool = False
+    best_of: int | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives of each output token."""
+        return self.logprobs
+
+    @property
+    def is_echo_only(self) -> bool:
+        """Tell whether nothing but the prompt is asked for."""
+        return self.echo and self.max_tokens == 0
 
     @property
     def prompts(self) -> list[str | TokenPrompt]:
@@ -98,21 +175,64 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    """How much of the output was thinking."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of one request; a prompt counts once, however many choices it has."""
+    """Tokens of one request; a prompt counts once, however many choices it has.
+
+    `completion_tokens_details` is there for models that think.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+
+
+class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that the model calls; `arguments` are a JSON text, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole tool call."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class CalledFunctionDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """The name once, then fragments of the arguments."""
+
+    name: str | UnsetType = UNSET
+    arguments: str = ""
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the call number `index`; id and type come with its first part only."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: CalledFunctionDelta
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The message of a finished choice."""
+    """The message of a finished choice; one that only calls tools has no content."""
 
-    content: str
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +242,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     message: AssistantMessage
     finish_reason: OpenAIFinishReason
     stop_reason: str | int | None = None
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -136,13 +256,16 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
     object: Literal["chat.completion"] = "chat.completion"
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """New text of one choice; the role comes with its first chunk only."""
+    """News of one choice; the role comes with its first chunk only."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,7 +275,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     delta: ChatDelta
     finish_reason: OpenAIFinishReason | None = None
     stop_reason: str | int | UnsetType | None = UNSET
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -169,6 +292,7 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prefixfleet: Progress | UnsetType = UNSET
 
 
@@ -179,9 +303,10 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     finish_reason: OpenAIFinishReason | None = None
     stop_reason: str | int | UnsetType | None = UNSET
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,11 +322,16 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of the model list."""
+    """One entry of the model list.
+
+    Of a LoRA adapter, `parent` is the model that it adapts and `root` the folder it comes from.
+    """
 
     id: str
     created: int
     max_model_len: int | None = None
+    root: str | UnsetType = UNSET
+    parent: str | UnsetType = UNSET
     object: Literal["model"] = "model"
     owned_by: str = "prefixfleet"
 
@@ -213,11 +343,21 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["list"] = "list"
 
 
-def usage_of(*, num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int) -> Usage:
-    """Sum up a request in OpenAI's form."""
+def usage_of(
+    *,
+    num_prompt_tokens: int,
+    num_output_tokens: int,
+    num_cached_tokens: int,
+    num_reasoning_tokens: int | None = None,
+) -> Usage:
+    """Sum up a request in OpenAI's form; `num_reasoning_tokens` None says nothing of thinking."""
+    details: CompletionTokensDetails | UnsetType = UNSET
+    if num_reasoning_tokens is not None:
+        details = CompletionTokensDetails(num_reasoning_tokens)
     return Usage(
         prompt_tokens=num_prompt_tokens,
         completion_tokens=num_output_tokens,
         total_tokens=num_prompt_tokens + num_output_tokens,
         prompt_tokens_details=PromptTokensDetails(num_cached_tokens),
+        completion_tokens_details=details,
     )

@@ -14,6 +14,7 @@ import msgspec
 
 from engine.frontend.detokenizer import Detokenizer
 from engine.frontend.encoder import Encoder
+from engine.frontend.logprobs import TokenLogprobs
 from engine.frontend.sampling_params import SamplingParams
 from engine.frontend.stop import find_stop, num_held_back
 
@@ -23,12 +24,17 @@ FoldFinishReason = Literal["stop", "length"]
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
     """What one push added: text that is safe to show, and the tokens that count as output.
 
-    Text may lag behind tokens (half characters, possible stop strings). `stop_reason` is the
+    Text may lag behind tokens (half characters, possible stop strings). `logprobs` has an entry for
+    each token if they were asked for, and `text_offsets` where in the choice's text each begins
+    (a token that a stop string cut off began behind its end); both are empty otherwise, as they
+    are for tokens of before a resume. `stop_reason` is the
     stop string or the stop token id; None when the model's own end token ended it.
     """
 
     text: str
     token_ids: list[int]
+    logprobs: list[TokenLogprobs] = []
+    text_offsets: list[int] = []
     finish_reason: FoldFinishReason | None = None
     stop_reason: str | int | None = None
 
@@ -48,21 +54,27 @@ class OutputFold:
         "_scan_from",
         "_searched",
         "finish_reason",
+        "logprobs",
         "stop_reason",
         "text",
+        "text_offsets",
         "token_ids",
     )
 
     def __init__(
         self, encoder: Encoder, prompt_token_ids: Sequence[int], params: SamplingParams
     ) -> None:
-        self._detokenizer = Detokenizer(encoder, prompt_token_ids)
+        self._detokenizer = Detokenizer(
+            encoder, prompt_token_ids, skip_special_tokens=params.skip_special_tokens
+        )
         self._params = params
         self._emitted = 0
         self._searched = 0
         self._scan_from = 0
         self.text = ""
         self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.text_offsets: list[int] = []
         self.finish_reason: FoldFinishReason | None = None
         self.stop_reason: str | int | None = None
 
@@ -75,18 +87,23 @@ class OutputFold:
         self,
         token_ids: Sequence[int],
         *,
+        logprobs: Sequence[TokenLogprobs] = (),
         finish_reason: FoldFinishReason | None = None,
         stop_token_id: int | None = None,
     ) -> Delta:
         """Take the tokens of one step; return what they add.
 
-        `stop_token_id` says that the last token ended the choice. A stop string that completes in
-        an earlier token, or at the very end, outranks the engine's own reason.
+        `logprobs` holds an entry for each of them, or nothing. `stop_token_id` says that the last
+        token ended the choice. A stop string that completes in an earlier token, or at the very
+        end, outranks the engine's own reason.
         """
         assert not self.finished, "push after the end of the choice"
-        num_before = len(self.token_ids)
+        num_before, num_scored = len(self.token_ids), len(self.logprobs)
         for i, token_id in enumerate(token_ids):
             self.token_ids.append(token_id)
+            if logprobs:
+                self.logprobs.append(logprobs[i])
+                self.text_offsets.append(len(self.text))
             is_stop_token = stop_token_id is not None and i == len(token_ids) - 1
             if not is_stop_token or self._params.include_stop_str_in_output:
                 self._append(self._detokenizer.push(token_id))
@@ -101,6 +118,8 @@ class OutputFold:
         return Delta(
             text=self._release(),
             token_ids=self.token_ids[num_before:],
+            logprobs=self.logprobs[num_scored:],
+            text_offsets=self.text_offsets[num_scored:],
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
         )

@@ -6,10 +6,12 @@ seeds; whoever calls brings one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from engine.frontend.encoder import Encoder
 from engine.frontend.errors import RequestError
 from engine.frontend.openai import ChatCompletionRequest, CompletionRequest
+from engine.frontend.response_format import grammar_of
 from engine.frontend.sampling_params import SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
@@ -25,15 +27,19 @@ def sampling_params(
     max_model_len: int,
     vocab_size: int,
     seed: int,
+    encoder: Encoder | None = None,
 ) -> SamplingParams:
     """Resolve how one prompt's choices are sampled; `seed` holds unless the client sent its own.
 
-    Raises RequestError: `context_length_exceeded`, or `invalid_request` for a stop token that the
-    model does not have. A seed is folded into 63 bits, which every random generator accepts.
+    Raises RequestError: `context_length_exceeded`, or `invalid_request` for a token that the model
+    does not have. `encoder` reads the words of `bad_words`, if there are any. A seed is folded into
+    63 bits, which every random generator accepts.
     """
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     stop_token_ids = tuple(request.stop_token_ids or ())
     check_token_ids(stop_token_ids, vocab_size=vocab_size, param="stop_token_ids")
+    allowed = tuple(request.allowed_token_ids or ())
+    check_token_ids(allowed, vocab_size=vocab_size, param="allowed_token_ids")
     max_tokens = resolve_max_tokens(
         requested_max_tokens(request),
         num_prompt_tokens=num_prompt_tokens,
@@ -47,6 +53,7 @@ def sampling_params(
             param="min_tokens",
         )
     top_k = request.top_k if request.top_k is not None else 0
+    grammar = grammar_of(request)
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=request.min_tokens,
@@ -54,18 +61,69 @@ def sampling_params(
         top_p=1.0 if request.top_p is None else request.top_p,
         top_k=max(top_k, 0),
         seed=(seed if request.seed is None else request.seed) & _SEED_MASK,
+        seed_is_free=request.seed is None,
         stop=stop,
         stop_token_ids=stop_token_ids,
         include_stop_str_in_output=request.include_stop_str_in_output,
         ignore_eos=request.ignore_eos,
+        min_p=request.min_p,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        repetition_penalty=request.repetition_penalty,
+        logit_bias=_logit_bias(request.logit_bias, vocab_size=vocab_size),
+        allowed_token_ids=allowed,
+        bad_words=bad_word_ids(request.bad_words or (), encoder),
+        logprobs=request.num_logprobs,
+        prompt_logprobs=num_prompt_logprobs(request),
+        skip_special_tokens=request.skip_special_tokens,
+        grammar=grammar.spec if grammar is not None else None,
     )
+
+
+def bad_word_ids(words: Iterable[str], encoder: Encoder | None) -> tuple[tuple[int, ...], ...]:
+    """Return the token sequences that spell words, at the start of a text and behind a space.
+
+    A word that is spelled with other tokens is not recognised (nor is it by vLLM).
+    """
+    spellings: dict[tuple[int, ...], None] = {}
+    for word in words:
+        assert encoder is not None, "bad words need the model's tokenizer"
+        for text in (word.lstrip(), " " + word.lstrip()):
+            spellings[tuple(encoder.encode(text, add_special_tokens=False))] = None
+    return tuple(spelling for spelling in spellings if spelling)
+
+
+def _logit_bias(
+    given: Mapping[str, float] | None, *, vocab_size: int
+) -> tuple[tuple[int, float], ...]:
+    pairs = tuple((int(key), bias) for key, bias in (given or {}).items())
+    for token_id, _ in pairs:
+        if token_id >= vocab_size:
+            param = f"logit_bias.{token_id}"
+            problem = f"token id {token_id} is not in 0 to {vocab_size - 1}"
+            raise RequestError("invalid_request", f"{param}: {problem}", param=param)
+    return pairs
+
+
+def num_prompt_logprobs(request: ChatCompletionRequest | CompletionRequest) -> int | None:
+    """Return how many alternatives each token of the prompt comes with, None: no scores at all.
+
+    They are asked for by themselves, or as a part of an echo.
+    """
+    asked = [request.prompt_logprobs]
+    if isinstance(request, CompletionRequest) and request.echo:
+        asked.append(request.logprobs)
+    return max((count for count in asked if count is not None), default=None)
 
 
 def requested_max_tokens(request: ChatCompletionRequest | CompletionRequest) -> int | None:
     """Return the limit that the client asked for or that its endpoint implies."""
     if isinstance(request, ChatCompletionRequest):
         return request.max_completion_tokens or request.max_tokens
-    return request.max_tokens or COMPLETION_MAX_TOKENS
+    if request.max_tokens is None:
+        return COMPLETION_MAX_TOKENS
+    # Nothing but an echo still takes a step, whose token is not shown.
+    return max(request.max_tokens, 1)
 
 
 def resolve_max_tokens(

@@ -15,19 +15,19 @@ from typing import Any, TypeVar
 import msgspec
 
 from engine.frontend.errors import RequestError
+from engine.frontend.errors import invalid_value as _invalid
 from engine.frontend.openai import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from engine.frontend.ranges import MAX_CHOICES, check_num_logprobs, check_ranges
+from engine.frontend.response_format import grammar_of
+from engine.frontend.tool_choice import tool_use
 
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
 
-MAX_CHOICES = 128
-MAX_STOP_STRINGS = 64
-MAX_STOP_CHARS = 1024
 MAX_CACHE_SALT_CHARS = 1024
 
 HARMLESS = frozenset(
     {
         "metadata",
-        "parallel_tool_calls",
         "prompt_cache_retention",
         "safety_identifier",
         "store",
@@ -38,43 +38,23 @@ HARMLESS = frozenset(
 
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "add_special_tokens": (),
-    "allowed_token_ids": ([],),
     "audio": (),
-    "bad_words": ([],),
     "best_of": (1,),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "kv_transfer_params": (),
     "length_penalty": (1,),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "min_p": (0,),
     "modalities": (["text"],),
     "prediction": (),
-    "presence_penalty": (0,),
-    "prompt_logprobs": (),
     "reasoning_effort": ("none",),
-    "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "structured_outputs": (),
     "suffix": ("",),
     "thinking_token_budget": (),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "top_logprobs": (0,),
-    "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
     "vllm_xargs": ({},),
@@ -82,24 +62,19 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 }
 """Fields that change the answer and are not supported: only null and these values pass."""
 
-_AT_LEAST: Mapping[str, int] = {"max_tokens": 1, "max_completion_tokens": 1, "min_tokens": 0}
-_BETWEEN: Mapping[str, tuple[int, int]] = {
-    "n": (1, MAX_CHOICES),
-    "temperature": (0, 2),
-    "top_k": (-1, 2**31 - 1),
-    "seed": (-(2**63), 2**63 - 1),
-    "priority": (-(2**31), 2**31 - 1),
-}
-
 
 def parse_chat_request(body: bytes) -> ChatCompletionRequest:
     """Parse and check the body of a chat completion; raise RequestError naming the field."""
     request = _parse(body, ChatCompletionRequest)
     if not request.messages:
         raise _invalid("messages", "must hold at least one message")
-    for i, message in enumerate(request.messages):
-        if message.tool_calls:
-            raise _invalid(f"messages[{i}].tool_calls", "is not supported here")
+    use = tool_use(request.tools, request.tool_choice, parallel=request.parallel_tool_calls)
+    grammar = grammar_of(request)
+    if use is not None and grammar is not None and not grammar.allows_tools:
+        raise _invalid(grammar.param, "cannot be combined with tools")
+    check_num_logprobs("top_logprobs", request.top_logprobs)
+    if request.top_logprobs and not request.logprobs:
+        raise _invalid("top_logprobs", "needs `logprobs: true`")
     return request
 
 
@@ -107,6 +82,9 @@ def parse_completion_request(body: bytes) -> CompletionRequest:
     """Parse and check the body of a completion; raise RequestError naming the field."""
     request = _parse(body, CompletionRequest)
     _check_prompt(request)
+    check_num_logprobs("logprobs", request.logprobs)
+    if request.best_of is not None and request.best_of != request.n:
+        raise _invalid("best_of", f"must be n={request.n}: choices are not ranked here")
     return request
 
 
@@ -168,39 +146,16 @@ def _parse(body: bytes, kind: type[RequestT]) -> RequestT:
     fields = parse_object(body)
     refuse_unsupported(fields, kind)
     request = convert(fields, kind)
-    _check_ranges(request)
-    _check_stop(request)
+    check_ranges(request)
+    grammar_of(request)
     if request.cache_salt is not None and not 1 <= len(request.cache_salt) <= MAX_CACHE_SALT_CHARS:
         raise _invalid("cache_salt", f"must have 1 to {MAX_CACHE_SALT_CHARS} characters")
     if request.stream_options is not None and not request.stream:
         raise _invalid("stream_options", "needs `stream: true`")
+    options = request.stream_options
+    if options is not None and options.continuous_usage_stats and not options.include_usage:
+        raise _invalid("stream_options.continuous_usage_stats", "needs `include_usage: true`")
     return request
-
-
-def _check_ranges(request: GenerationRequest) -> None:
-    for name, low in _AT_LEAST.items():
-        value = getattr(request, name, None)
-        if value is not None and value < low:
-            raise _invalid(name, f"must be at least {low}, got {value}")
-    for name, (low, high) in _BETWEEN.items():
-        value = getattr(request, name)
-        if value is not None and not low <= value <= high:
-            raise _invalid(name, f"must be between {low} and {high}, got {value}")
-    if request.top_p is not None and not 0 < request.top_p <= 1:
-        raise _invalid("top_p", f"must be above 0 and at most 1, got {request.top_p}")
-    limit = getattr(request, "max_completion_tokens", None) or request.max_tokens
-    if limit is not None and request.min_tokens > limit:
-        raise _invalid("min_tokens", f"must be at most max_tokens={limit}")
-
-
-def _check_stop(request: GenerationRequest) -> None:
-    strings = [request.stop] if isinstance(request.stop, str) else request.stop or []
-    if len(strings) > MAX_STOP_STRINGS:
-        raise _invalid("stop", f"may hold at most {MAX_STOP_STRINGS} strings, got {len(strings)}")
-    for i, string in enumerate(strings):
-        if not 1 <= len(string) <= MAX_STOP_CHARS:
-            param = "stop" if isinstance(request.stop, str) else f"stop[{i}]"
-            raise _invalid(param, f"must have 1 to {MAX_STOP_CHARS} characters")
 
 
 def _check_prompt(request: CompletionRequest) -> None:
@@ -218,7 +173,3 @@ def _check_prompt(request: CompletionRequest) -> None:
 
 def _is_neutral(value: object, neutral: tuple[object, ...]) -> bool:
     return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
-
-
-def _invalid(param: str, problem: str) -> RequestError:
-    return RequestError("invalid_request", f"{param}: {problem}", param=param)

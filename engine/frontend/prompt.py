@@ -7,7 +7,8 @@ follows `apply_chat_template` of Hugging Face. It knows no sampling and no HTTP.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -17,15 +18,17 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from engine.frontend.conversation import turns_of
 from engine.frontend.encoder import Encoder
 from engine.frontend.errors import RequestError
 from engine.frontend.openai import ChatCompletionRequest, ChatMessage, CompletionRequest
-from engine.frontend.params import check_token_ids
+from engine.frontend.params import check_token_ids, requested_max_tokens
 from engine.frontend.tokenizer_bundle import TokenizerBundle
+from engine.frontend.tool_choice import offered_tools
+from engine.frontend.tool_prompt import turns_without_tools
 from kvindex.foundation.clock import Clock
-from kvindex.foundation.errors import ConfigError
+from kvindex.foundation.errors import ConfigError, PrefixFleetError
 
-_ROLES = ("system", "developer", "user", "assistant")
 # What a template may raise when a conversation does not suit it: it is foreign code.
 _TEMPLATE_FAILURES = (
     jinja2.TemplateError,
@@ -36,6 +39,12 @@ _TEMPLATE_FAILURES = (
     TypeError,
     ValueError,
 )
+
+
+class TooMuchToEncodeError(PrefixFleetError):
+    """Raised when encoding would take longer than its caller can wait: do it in a thread."""
+
+    kind = "too_much_to_encode"
 
 
 class PromptEncoder:
@@ -60,20 +69,41 @@ class PromptEncoder:
         self.encoder = encoder or Encoder(bundle)
         self._max_model_len = max_model_len
         self._template = _compile(bundle.chat_template, clock)
+        self._knows_tools = re.search(r"\btools\b", bundle.chat_template or "") is not None
 
-    def chat(self, request: ChatCompletionRequest) -> list[int]:
-        """Return the token ids of a conversation; raise RequestError naming what is wrong."""
-        text = self.render(request.messages, add_generation_prompt=request.add_generation_prompt)
+    def chat(
+        self,
+        request: ChatCompletionRequest,
+        *,
+        scope: str | None = None,
+        max_new_chars: int | None = None,
+    ) -> list[int]:
+        """Return the token ids of a conversation; raise RequestError naming what is wrong.
+
+        Turns that were encoded in the same `scope` before are looked up. If more characters than
+        `max_new_chars` would have to be encoded, raises TooMuchToEncodeError instead.
+        """
+        text = self.render(
+            request.messages,
+            add_generation_prompt=request.add_generation_prompt,
+            tools=offered_tools(request.tools, request.tool_choice),
+            settings=request.chat_template_kwargs,
+        )
+        if max_new_chars is not None:
+            num_new = self.encoder.num_new_chars(text, scope=scope or "")
+            if num_new > max_new_chars:
+                raise TooMuchToEncodeError(f"{num_new} characters")
         # The template writes the special tokens itself: adding them again would double BOS.
         ids = self.encoder.encode(
             text,
             add_special_tokens=False,
-            max_tokens=self._max_model_len,
+            max_tokens=self._longest(request),
             param="messages",
+            scope=scope,
         )
         if not ids:
             raise _invalid("messages", "the rendered prompt has no tokens")
-        return ids
+        return self._truncated(ids, request)
 
     def completion(self, request: CompletionRequest) -> list[list[int]]:
         """Return the token ids of each prompt; raise RequestError naming what is wrong."""
@@ -85,7 +115,7 @@ class PromptEncoder:
                 ids = self.encoder.encode(
                     prompt,
                     add_special_tokens=True,
-                    max_tokens=self._max_model_len,
+                    max_tokens=self._longest(request),
                     param=param,
                 )
             else:
@@ -93,49 +123,56 @@ class PromptEncoder:
                 check_token_ids(ids, vocab_size=self.encoder.vocab_size, param=param)
             if not ids:
                 raise _invalid(param, "has no tokens")
-            all_ids.append(ids)
+            all_ids.append(self._truncated(ids, request))
         return all_ids
 
-    def render(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool) -> str:
-        """Write a conversation as the model's template wants it."""
+    def _longest(self, request: ChatCompletionRequest | CompletionRequest) -> int | None:
+        """Return how many tokens are worth having; None when it is cut anyway."""
+        return self._max_model_len if request.truncate_prompt_tokens is None else None
+
+    def _truncated(
+        self, ids: list[int], request: ChatCompletionRequest | CompletionRequest
+    ) -> list[int]:
+        """Keep the last tokens of a prompt, if the request says how many."""
+        kept = request.truncate_prompt_tokens
+        if kept is None:
+            return ids
+        if kept > self._max_model_len:
+            raise _invalid("truncate_prompt_tokens", f"must be at most {self._max_model_len}")
+        if kept == -1:
+            kept = max(1, self._max_model_len - (requested_max_tokens(request) or 1))
+        return ids[-kept:]
+
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[dict[str, Any]] = (),
+        settings: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Write a conversation as the model's template wants it.
+
+        `settings` reach the template by their names; what we set ourselves outranks them. A
+        template that knows no tools gets them, and what came of them, in words.
+        """
         if self._template is None:
             raise _invalid("messages", "this model has no chat template; use /v1/completions")
-        turns = [_turn(message, f"messages[{i}]") for i, message in enumerate(messages)]
+        turns = turns_of(messages)
+        if not self._knows_tools:
+            turns, tools = turns_without_tools(turns, tools), ()
+        variables = {
+            **(settings or {}),
+            "messages": turns,
+            "tools": list(tools) or None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+            **self.encoder.special_tokens,
+        }
         try:
-            return self._template.render(
-                messages=turns,
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self.encoder.special_tokens,
-            )
+            return self._template.render(variables)
         except _TEMPLATE_FAILURES as error:
             raise _invalid("messages", f"the model's chat template refuses them: {error}") from None
-
-
-def _turn(message: ChatMessage, param: str) -> dict[str, Any]:
-    if message.role not in _ROLES:
-        known = ", ".join(_ROLES)
-        raise _invalid(f"{param}.role", f"{message.role!r} is not supported; use one of {known}")
-    content = message.content
-    if content is None and message.role != "assistant":
-        raise _invalid(f"{param}.content", "is required")
-    if isinstance(content, list):
-        texts = [_part_text(part, f"{param}.content[{i}]") for i, part in enumerate(content)]
-        content = "\n".join(texts)
-    turn = {"role": message.role, "content": content or ""}
-    if message.name is not None:
-        turn["name"] = message.name
-    return turn
-
-
-def _part_text(part: dict[str, Any], param: str) -> str:
-    kind, text = part.get("type"), part.get("text")
-    if kind != "text":
-        raise _invalid(f"{param}.type", f"{kind!r} parts are not supported; only 'text' is")
-    if not isinstance(text, str):
-        raise _invalid(f"{param}.text", "must be a string")
-    return text
 
 
 class _GenerationTag(Extension):

@@ -6,7 +6,7 @@ no sockets and not what the data mean.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -29,6 +29,35 @@ def encode_event(payload: Any) -> bytes:
 def encode_error(error: PrefixFleetError) -> bytes:
     """Encode the event that ends a stream which cannot go on; no [DONE] follows it."""
     return encode_event(envelope(error))
+
+
+class EventShape(Protocol):
+    """How an endpoint shows the chunks of a chat stream; each call returns encoded events."""
+
+    def take(self, data: bytes) -> bytes:
+        """Show one chunk, given as JSON."""
+        ...
+
+    def end(self) -> bytes:
+        """Show that the stream is complete."""
+        ...
+
+    def fail(self, error: PrefixFleetError) -> bytes:
+        """Show that the stream cannot go on; nothing follows."""
+        ...
+
+
+class PlainEvents:
+    """Chunks as they are, then [DONE]: chat completions and completions."""
+
+    def take(self, data: bytes) -> bytes:
+        return b"data: " + data + b"\n\n"
+
+    def end(self) -> bytes:
+        return DONE
+
+    def fail(self, error: PrefixFleetError) -> bytes:
+        return encode_error(error)
 
 
 class SseEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,19 +107,23 @@ class SseParser:
         if self._skip_line_feed and chunk:
             chunk = chunk.removeprefix(b"\n")
             self._skip_line_feed = False
-        if chunk.endswith(b"\r"):
-            self._skip_line_feed = True
-        lines = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        if b"\r" in chunk:
+            self._skip_line_feed = chunk.endswith(b"\r")
+            chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        lines = chunk.split(b"\n")
+        rest = lines.pop()
         events: list[SseEvent] = []
-        for line in lines[:-1]:
-            self._buffer += line
-            self._check_size()
-            event = self._take_line(bytes(self._buffer))
-            self._buffer.clear()
+        for line in lines:
+            if self._buffer:
+                self._buffer += line
+                line = bytes(self._buffer)
+                self._buffer.clear()
+            self._check_size(line)
+            event = self._take_line(line)
             if event is not None:
                 events.append(event)
-        self._buffer += lines[-1]
-        self._check_size()
+        self._buffer += rest
+        self._check_size(self._buffer)
         return events
 
     def _take_line(self, line: bytes) -> SseEvent | None:
@@ -113,6 +146,6 @@ class SseParser:
         self._data, self._event, self._event_bytes = [], None, 0
         return SseEvent(data=b"\n".join(data), event=event) if data else None
 
-    def _check_size(self) -> None:
-        if self._event_bytes + len(self._buffer) > self._max_event_bytes:
+    def _check_size(self, line: bytes | bytearray) -> None:
+        if self._event_bytes + len(line) > self._max_event_bytes:
             raise WireError(f"event stream: an event exceeds {self._max_event_bytes} bytes")

@@ -9,6 +9,7 @@ from engine.core import EngineCore
 from engine.frontend.sampling_params import SamplingParams
 from engine.messages import EngineOutput, EngineRequest
 from engine.scripted_executor import ScriptedExecutor
+from engine.spec_decode.proposer import Proposer
 from kvindex.foundation.clock import VirtualClock
 
 BLOCK_SIZE = 4
@@ -23,6 +24,8 @@ def make_core(
     caching: bool = True,
     max_model_len: int = 0,
     check_integrity: bool = True,
+    proposer: Proposer | None = None,
+    num_draft_tokens: int = 4,
     **settings: object,
 ) -> EngineCore:
     """Build a core whose invariants are checked after every step, unless told otherwise."""
@@ -38,7 +41,12 @@ def make_core(
         "check_integrity": check_integrity,
     }
     config = msgspec.convert({**plain, **settings}, EngineConfig)
-    executor = ScriptedExecutor(num_blocks=num_blocks, block_size=BLOCK_SIZE)
+    executor = ScriptedExecutor(
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        proposer=proposer,
+        num_draft_tokens=num_draft_tokens,
+    )
     return EngineCore(config, executor, VirtualClock())
 
 

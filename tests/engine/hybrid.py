@@ -16,6 +16,7 @@ from engine.kv_groups.spec import (
 )
 from engine.messages import EngineRequest
 from engine.scripted_executor import ScriptedExecutor
+from engine.spec_decode.proposer import Proposer
 from kvindex.foundation.clock import VirtualClock
 from tests.engine.build import BLOCK_SIZE, run
 
@@ -47,6 +48,7 @@ def make_hybrid_core(
     num_blocks: int = 128,
     budget: int = 64,
     caching: bool = True,
+    proposer: Proposer | None = None,
     **settings: object,
 ) -> EngineCore:
     """Build a core over a model with these cache groups; `block_size` is the hash unit."""
@@ -61,7 +63,9 @@ def make_hybrid_core(
         "check_integrity": True,
     }
     config = msgspec.convert({**plain, **settings}, EngineConfig)
-    executor = ScriptedExecutor(num_blocks=num_blocks, block_size=block_size, kv_groups=groups)
+    executor = ScriptedExecutor(
+        num_blocks=num_blocks, block_size=block_size, kv_groups=groups, proposer=proposer
+    )
     return EngineCore(config, executor, VirtualClock())
 
 

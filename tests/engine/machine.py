@@ -26,11 +26,15 @@ from engine.invariants import check_integrity
 from engine.messages import EngineRequest, PauseMode
 from kvindex.events import AllBlocksCleared, BlockRemoved, BlockStored
 from tests.engine.build import Run, make_request
+from tests.engine.drafting import Guesses, Oracle
 from tests.engine.hybrid import GROUPS, alone_with, make_hybrid_core
 
 
 class TrafficMachine(RuleBasedStateMachine):
-    """Adds, steps, aborts and resets over any cache groups, policy, pressure and async depth."""
+    """Adds, steps, aborts and resets over any cache groups, policy, pressure and async depth.
+
+    Drafts, if any, are right, wrong or partly right.
+    """
 
     core: EngineCore
     run: Run
@@ -43,6 +47,8 @@ class TrafficMachine(RuleBasedStateMachine):
         budget=st.sampled_from([3, 8, 40]),
         share=st.sampled_from([0.3, 1.0]),
         max_preemptions=st.integers(1, 2),
+        guesses=st.sampled_from(["none", "right", "wrong", "partly"]),
+        protected_share=st.sampled_from([0.0, 0.3, 0.9]),
     )
     def start(
         self,
@@ -53,19 +59,26 @@ class TrafficMachine(RuleBasedStateMachine):
         budget: int,
         share: float,
         max_preemptions: int,
+        guesses: Guesses,
+        protected_share: float,
     ) -> None:
         self.begin(
             groups,
+            guesses=guesses,
             tightness=tightness,
             budget=budget,
             policy=policy,
             max_preemptions=max_preemptions,
             max_prefill_share=share,
             async_depth=async_depth,
+            protected_share=protected_share,
         )
 
-    def begin(self, groups: str, *, tightness: int, **settings: Any) -> None:
+    def begin(
+        self, groups: str, *, tightness: int, guesses: Guesses = "none", **settings: Any
+    ) -> None:
         """Build a core of few requests over a pool from tight to ample."""
+        self.oracle = Oracle(lambda request: alone_with(self.groups, request), guesses)
         self.groups = GROUPS[groups]
         sizes = [14, 18, 90] if len(self.groups) == 1 else [26, 34, 90]
         self.core = make_hybrid_core(
@@ -74,6 +87,7 @@ class TrafficMachine(RuleBasedStateMachine):
             max_num_seqs=4,
             watermark=0.1,
             max_bypass=2,
+            proposer=self.oracle,
             **settings,
         )
         self.run = Run(self.core)
@@ -123,6 +137,7 @@ class TrafficMachine(RuleBasedStateMachine):
             eos=tuple(range(0, 256, 8)) if has_eos else (),
         )
         self.requests[request.request_id] = request
+        self.oracle.expect(request)
         if is_open and all(group.rule for group in self.core.kv_cache.groups):
             first, self.to_come[request.request_id] = prompt[:length], prompt[length:]
             request = msgspec.structs.replace(request, prompt_token_ids=first, prompt_is_open=True)

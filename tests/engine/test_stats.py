@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import TenantStats
+from engine.output import ModelRunnerOutput
 from engine.scripted_executor import ScriptedExecutor, StepCost
-from engine.stats import EngineCounters, StepRates
+from engine.stats import EngineCounters, Evictions, StepRates
 from kvindex.foundation.clock import VirtualClock
-from tests.engine.build import Run, make_core, make_request
+from tests.engine.build import Run, make_core, make_request, run
 
 
 def test_rates_come_from_steps_of_one_kind() -> None:
@@ -77,3 +80,34 @@ def test_invented_tenants_share_one_account_beyond_a_thousand() -> None:
         counters.account(f"t{i}").preemptions += 1
     assert len(counters.tenants) == 1001
     assert counters.account(None).preemptions == 500
+
+
+def test_evictions_are_counted_for_the_tenant_whose_block_is_lost() -> None:
+    core = make_core(num_blocks=9)
+    run(core, make_request("a", range(16), tenant="a", max_tokens=1))
+    run(core, make_request("b", range(50, 66), tenant="b", max_tokens=1))
+    assert core.stats().evictions_total == 0
+    run(core, make_request("nobody", range(80, 92), max_tokens=1))
+    stats = core.tenant_stats()
+    assert (stats["a"].evictions_total, stats["b"].evictions_total) == (3, 0)
+    assert stats[""].evictions_total == 0
+    assert core.stats().evictions_total == 3
+
+
+def test_evictions_of_invented_tenants_are_bounded_too() -> None:
+    evictions = Evictions()
+    for i in range(1500):
+        evictions.count(f"t{i}")
+    assert (evictions.total, evictions.of("t0"), evictions.of("t1400")) == (1500, 1, 0)
+    assert evictions.of(None) == 500
+
+
+def test_padding_that_the_runner_reports_adds_up() -> None:
+    class Padding(ScriptedExecutor):
+        def collect(self) -> ModelRunnerOutput:
+            return msgspec.structs.replace(super().collect(), num_padding_tokens=3)
+
+    executor = Padding(num_blocks=64, block_size=16)
+    core = EngineCore(EngineConfig(), executor, VirtualClock())
+    finished = run(core, make_request("a", range(20), max_tokens=4))
+    assert core.stats().padding_tokens_total == 3 * finished.num_steps

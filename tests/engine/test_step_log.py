@@ -91,7 +91,7 @@ def test_a_log_that_a_crash_cut_off_replays_up_to_there() -> None:
 
 def test_a_runner_that_computes_something_else_is_caught_at_its_first_step() -> None:
     class Wrong(ScriptedExecutor):
-        def _sample(self, row: object) -> int:
+        def _sample(self, row: object, num_ahead: int) -> int:
             return 7
 
     log, _ = record(scripted())

@@ -13,6 +13,7 @@ from hypothesis.stateful import initialize, precondition, rule
 from engine.config import QueuePolicy
 from engine.frontend.errors import RequestError
 from engine.scripted_executor import ScriptedExecutor
+from tests.engine.drafting import Guesses
 from tests.engine.hybrid import GROUPS, alone_with
 from tests.engine.machine import TrafficMachine, machine_settings
 
@@ -30,6 +31,7 @@ class TierMachine(TrafficMachine):
         num_host_blocks=st.sampled_from([0, 1, 3, 10, 60]),
         shares=st.sampled_from([{}, {"a": 0.5}, {"a": 0.3, "b": 0.7}]),
         budget=st.sampled_from([3, 8, 40]),
+        guesses=st.sampled_from(["none", "right", "partly"]),
     )
     def start(
         self,
@@ -40,9 +42,11 @@ class TierMachine(TrafficMachine):
         num_host_blocks: int,
         shares: dict[str, float],
         budget: int,
+        guesses: Guesses,
     ) -> None:
         self.begin(
             groups,
+            guesses=guesses,
             tightness=tightness,
             budget=budget,
             policy=policy,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any, Literal
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.frontend.encoder import Encoder
+from engine.frontend.logprobs import TokenLogprobs
 from engine.frontend.output_fold import Delta, OutputFold
 from engine.frontend.sampling_params import SamplingParams
 from engine.frontend.stop import StopMatch, find_stop, num_held_back
@@ -85,6 +87,45 @@ def test_tokens_behind_the_completing_one_are_no_output(include: bool) -> None:
     assert fold.token_ids == [A, B]
     assert fold.text == ("ab" if include else "a")
     assert fold.finished
+
+
+@pytest.mark.fault("engine-7")
+@pytest.mark.parametrize("include", [False, True])
+def test_log_probabilities_are_cut_with_their_tokens(include: bool) -> None:
+    fold = fold_of(stop=("b",), include_stop_str_in_output=include, logprobs=2)
+    entries = [TokenLogprobs(token, -1.0, 1, [(token, -1.0), (C, -2.0)]) for token in (A, B, C, C)]
+    delta = fold.push([A, B, C, C], logprobs=entries, finish_reason="length")
+    assert delta.logprobs == fold.logprobs == entries[:2]
+    assert delta.text_offsets == fold.text_offsets == [0, 1]
+
+
+def test_a_token_begins_where_the_whole_characters_before_it_end() -> None:
+    fold = fold_of(logprobs=0)
+    offsets = []
+    for byte in "a中é".encode():
+        entry = TokenLogprobs(byte, -1.0, 1)
+        offsets += fold.push([byte], logprobs=[entry]).text_offsets
+    assert offsets == [0, 1, 1, 1, 2, 2]
+    assert fold.text == "a中é"
+
+
+def test_a_delta_without_tokens_has_no_log_probabilities() -> None:
+    fold = fold_of(logprobs=1)
+    fold.push([A], logprobs=[TokenLogprobs(A, -1.0, 1)])
+    assert fold.push([], finish_reason="length").logprobs == []
+
+
+def test_log_probabilities_begin_behind_what_was_made_elsewhere() -> None:
+    fold = fold_of(logprobs=0)
+    fold.restore([A, B], text_length=2)
+    delta = fold.push([C], logprobs=[TokenLogprobs(C, -1.0, 1)])
+    assert (delta.logprobs, delta.text_offsets) == ([TokenLogprobs(C, -1.0, 1)], [2])
+
+
+@pytest.mark.parametrize(("skip", "text"), [(True, "ab"), (False, "a<|im_end|>b")])
+def test_special_tokens_show_only_if_they_are_not_skipped(skip: bool, text: str) -> None:
+    fold = fold_of(skip_special_tokens=skip)
+    assert "".join(fold.push([token]).text for token in (A, IM_END_ID, B)) == text
 
 
 @pytest.mark.fault("engine-7")
@@ -181,3 +222,43 @@ def test_deltas_add_up_and_do_not_depend_on_how_tokens_are_grouped(
         whole.finish_reason,
         whole.stop_reason,
     )
+
+
+_STREAM_STOPS = ["ab", "中", "é", "the", "\n", "x中", "aab", "� "]
+_STREAM_TEXTS = ["the a", "中文é", "aabab", "x", "\n", "é", "lo in ", "🙂", "\ufffd"]
+
+
+def random_tokens(generator: random.Random) -> list[int]:
+    """Texts in pieces of tokens, with bytes of characters that never become whole among them."""
+    tokens: list[int] = []
+    for _ in range(generator.randrange(1, 12)):
+        text = ENCODER.encode(generator.choice(_STREAM_TEXTS), add_special_tokens=False)
+        tokens += text[: generator.randrange(1, len(text) + 1)]
+        tokens += [generator.randrange(128, 256)] * generator.randrange(2)
+    return tokens
+
+
+def test_a_thousand_streams_say_what_the_whole_answers_say() -> None:
+    generator = random.Random(8)
+    num_stopped = 0
+    for _ in range(1000):
+        tokens = random_tokens(generator)
+        params = SamplingParams(
+            stop=tuple(generator.sample(_STREAM_STOPS, generator.randrange(4))),
+            min_tokens=generator.choice([0, 0, 3]),
+            include_stop_str_in_output=generator.random() < 0.5,
+        )
+        prompt = random_tokens(generator)
+        whole = OutputFold(ENCODER, prompt, params)
+        whole.push(tokens, finish_reason="length")
+        stream, streamed = OutputFold(ENCODER, prompt, params), ""
+        left = tokens
+        while not stream.finished:
+            size = generator.randrange(1, 4)
+            step, left = left[:size], left[size:]
+            streamed += stream.push(step, finish_reason=None if left else "length").text
+        assert streamed == stream.text == whole.text
+        assert stream.token_ids == whole.token_ids
+        assert stream.stop_reason == whole.stop_reason
+        num_stopped += stream.stop_reason is not None
+    assert 200 < num_stopped < 800

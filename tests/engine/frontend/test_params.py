@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from engine.frontend.encoder import Encoder
 from engine.frontend.errors import RequestError
-from engine.frontend.params import check_token_ids, sampling_params
+from engine.frontend.params import bad_word_ids, check_token_ids, sampling_params
 from engine.frontend.parse import parse_chat_request, parse_completion_request
 from engine.frontend.sampling_params import SamplingParams
+from tests.engine.frontend.tiny_tokenizer import tiny_bundle
 
 
 def chat_params(num_prompt_tokens: int = 10, **fields: Any) -> SamplingParams:
@@ -27,8 +29,8 @@ def completion_params(**fields: Any) -> SamplingParams:
 
 
 def test_defaults_are_openais() -> None:
-    assert chat_params() == SamplingParams(max_tokens=90, seed=7)
-    assert completion_params() == SamplingParams(max_tokens=16, seed=7)
+    assert chat_params() == SamplingParams(max_tokens=90, seed=7, seed_is_free=True)
+    assert completion_params() == SamplingParams(max_tokens=16, seed=7, seed_is_free=True)
 
 
 def test_every_field_arrives() -> None:
@@ -44,6 +46,16 @@ def test_every_field_arrives() -> None:
         stop_token_ids=[4],
         include_stop_str_in_output=True,
         ignore_eos=True,
+        min_p=0.1,
+        presence_penalty=1,
+        frequency_penalty=-2,
+        repetition_penalty=1.5,
+        logit_bias={"5": 10, "49": -100},
+        allowed_token_ids=[1, 49],
+        logprobs=True,
+        top_logprobs=4,
+        prompt_logprobs=0,
+        skip_special_tokens=False,
     )
     assert params == SamplingParams(
         max_tokens=6,
@@ -56,7 +68,58 @@ def test_every_field_arrives() -> None:
         stop_token_ids=(4,),
         include_stop_str_in_output=True,
         ignore_eos=True,
+        min_p=0.1,
+        presence_penalty=1.0,
+        frequency_penalty=-2.0,
+        repetition_penalty=1.5,
+        logit_bias=((5, 10.0), (49, -100.0)),
+        allowed_token_ids=(1, 49),
+        logprobs=4,
+        prompt_logprobs=0,
+        skip_special_tokens=False,
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_output", "num_prompt"),
+    [
+        ({"logprobs": 0}, 0, None),
+        ({"logprobs": 3, "echo": True}, 3, 3),
+        ({"logprobs": 3, "echo": True, "prompt_logprobs": 5}, 3, 5),
+        ({"echo": True}, None, None),
+        ({"prompt_logprobs": 1}, None, 1),
+    ],
+)
+def test_an_echo_scores_the_prompt_as_the_output(
+    fields: dict[str, Any], num_output: int | None, num_prompt: int | None
+) -> None:
+    params = completion_params(**fields)
+    assert (params.logprobs, params.prompt_logprobs) == (num_output, num_prompt)
+
+
+def test_an_echo_alone_takes_one_step() -> None:
+    assert completion_params(echo=True, max_tokens=0).max_tokens == 1
+
+
+def test_a_bad_word_is_banned_at_the_start_and_behind_a_space() -> None:
+    encoder = Encoder(tiny_bundle())
+    spelled = {
+        text: tuple(encoder.encode(text, add_special_tokens=False))
+        for text in ("the", " the", "中", " 中")
+    }
+    assert bad_word_ids(["the", " 中", "the"], encoder) == tuple(spelled.values())
+
+
+@pytest.mark.fault("engine-31")
+def test_a_biased_or_allowed_token_that_the_model_lacks_is_refused() -> None:
+    for fields, param in (
+        ({"logit_bias": {"3": 1, "50": 1}}, "logit_bias.50"),
+        ({"allowed_token_ids": [3, 50]}, "allowed_token_ids[1]"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids[0]"),
+    ):
+        with pytest.raises(RequestError) as caught:
+            chat_params(**fields)
+        assert (caught.value.kind, caught.value.param) == ("invalid_request", param)
 
 
 def test_top_k_minus_one_is_off() -> None:

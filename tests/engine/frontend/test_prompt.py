@@ -99,9 +99,9 @@ def test_token_ids_equal_those_of_hugging_face() -> None:
         (user([{"type": "text"}]), "messages[0].content[0].text", "must be a string"),
         (user(None), "messages[0].content", "is required"),
         (
-            {"role": "tool", "content": "x"},
+            {"role": "function", "content": "x"},
             "messages[0].role",
-            "'tool' is not supported; use one of system, developer, user, assistant",
+            "'function' is not supported; use one of system, developer, user, assistant, tool",
         ),
     ],
 )

@@ -49,14 +49,25 @@ def byte_alphabet() -> list[str]:
 
 
 def tiny_bundle(
-    *, add_bos: bool = True, template: str | None = CHAT_TEMPLATE, vocab_size: int = VOCAB_SIZE
+    *,
+    add_bos: bool = True,
+    template: str | None = CHAT_TEMPLATE,
+    vocab_size: int = VOCAB_SIZE,
+    marks: tuple[str, ...] = (),
+    special_marks: tuple[str, ...] = (),
 ) -> TokenizerBundle:
-    """Build the bundle; `vocab_size` is what config.json claims."""
+    """Build the bundle; `vocab_size` is what config.json claims, without the marks.
+
+    `marks` are further tokens of their own; of these, `special_marks` are left out of texts.
+    """
     vocab = {name: i for i, name in enumerate([*byte_alphabet(), *MERGED])}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=list(_MERGES)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIALS])
+    tokenizer.add_tokens([AddedToken(text, special=False) for text in marks])
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special_marks])
+    vocab_size += len(marks) + len(special_marks)
     if add_bos:
         tokenizer.post_processor = processors.TemplateProcessing(
             single="<bos> $A", special_tokens=[("<bos>", BOS_ID)]

@@ -1,0 +1,1 @@
+"""Tests of engine.spec_decode."""
