@@ -11,7 +11,10 @@ from typing import Literal
 
 import msgspec
 
+from engine.frontend.families import check_families
 from kvindex.foundation.errors import ConfigError
+from worker.gpu.config import Device, GpuConfig
+from worker.gpu.dispatcher import CudaGraphMode
 
 DType = Literal["auto", "float32", "bfloat16"]
 
@@ -24,8 +27,14 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cores. `kv_cache_memory_bytes` None applies the rule of `worker.runner.memory`. `cache_dir`
     None is the user's cache directory. `data_parallel_size` engine cores, each with the whole model
     and a KV cache of its own, serve as one replica; memory and threads are those of each.
+    `tensor_parallel_size` processes share the model of each core, its memory and its threads;
+    `distributed_executor_backend` "ray" makes them actors of a Ray cluster.
     `runner_process` gives the model a process of its own, whose death costs cached blocks but no
-    request. `step_log_dir` takes recordings of all steps, prompts included.
+    request. `deterministic` makes the tokens of a request the same alone and in any batch, in
+    bfloat16 too. `step_log_dir` takes recordings of all steps, prompts included. `lora_adapters`
+    maps names under which adapters are served to their folders. `tool_call_parser` and
+    `reasoning_parser` name how the model writes calls and thinks; None is told by its template.
+    `device` and the settings of a GPU: see `worker.gpu.config`.
     """
 
     model: str = "demo"
@@ -41,10 +50,24 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     renew_s: float = 2.0
     drain_timeout_s: float = 30.0
     data_parallel_size: int = 1
+    tensor_parallel_size: int = 1
+    deterministic: bool = False
+    distributed_executor_backend: Literal["mp", "ray"] = "mp"
     runner_process: bool = False
     step_log_dir: str | None = None
+    lora_adapters: dict[str, str] = {}
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    device: Device = "auto"
+    gpu_memory_utilization: float = 0.92
+    cuda_graph_mode: CudaGraphMode = "full_and_piecewise"
+    enforce_eager: bool = False
 
     def __post_init__(self) -> None:
+        check_families(
+            tool_call_parser=self.tool_call_parser, reasoning_parser=self.reasoning_parser
+        )
+        GpuConfig(memory_utilization=self.gpu_memory_utilization)
         if self.num_threads < 0:
             raise ConfigError(
                 f"worker.num_threads is {self.num_threads}; use 0 (all cores) or more"
@@ -52,6 +75,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.data_parallel_size < 1:
             raise ConfigError(
                 f"worker.data_parallel_size is {self.data_parallel_size}; use 1 or more"
+            )
+        if self.tensor_parallel_size < 1:
+            raise ConfigError(
+                f"worker.tensor_parallel_size is {self.tensor_parallel_size}; use 1 or more"
             )
         if self.kv_cache_memory_bytes is not None and self.kv_cache_memory_bytes <= 0:
             raise ConfigError(

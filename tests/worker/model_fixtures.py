@@ -27,7 +27,53 @@ _CONFIGS = {
     "llama": transformers.LlamaConfig,
     "mistral": transformers.MistralConfig,
     "qwen2": transformers.Qwen2Config,
+    "qwen3": transformers.Qwen3Config,
+    "qwen3_moe": transformers.Qwen3MoeConfig,
+    "gemma3": transformers.Gemma3TextConfig,
 }
+
+_UNUSUAL_NORMS = ("qwen3", "qwen3_moe", "gemma3")
+
+WINDOW = 24
+"""Of the families below that have one: no multiple of the block size."""
+
+FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
+    "mistral": ("mistral", {"sliding_window": WINDOW}),
+    "qwen2 half windowed": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    ),
+    "qwen3": ("qwen3", {}),
+    "qwen3 moe": (
+        "qwen3_moe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    ),
+    "qwen3 moe, weights that add up to 1": (
+        "qwen3_moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        },
+    ),
+    "gemma3": (
+        "gemma3",
+        {
+            "num_hidden_layers": 7,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2
+            + ["sliding_attention"],
+            "query_pre_attn_scalar": 20,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+}
+"""Models that worker.model.decoder computes, by name: family and what differs from the default."""
 
 
 def write_tiny_model(folder: Path, *, family: str = "llama", **overrides: object) -> Path:
@@ -54,6 +100,8 @@ def write_tiny_model(folder: Path, *, family: str = "llama", **overrides: object
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.5)
+        elif name.endswith("norm.weight") and family in _UNUSUAL_NORMS:
+            parameter.data += 0.3 * torch.randn_like(parameter)
     model.save_pretrained(folder)
     write_byte_tokenizer(folder)
     return folder

@@ -74,8 +74,8 @@ def test_a_weight_file_that_is_none_is_refused(folder: Path, content: bytes) -> 
     ("fields", "message"),
     [
         (
-            {"architectures": ["GPT2LMHeadModel"]},
-            r"unsupported architecture \(GPT2LMHeadModel\); supported are LlamaForCausalLM,",
+            {"architectures": ["BertForMaskedLM"]},
+            r"unsupported architecture \(BertForMaskedLM\); supported are LlamaForCausalLM,",
         ),
         ({"architectures": []}, "none named"),
         ({"hidden_size": "64"}, "hidden_size is '64', expected a positive integer"),
@@ -92,9 +92,16 @@ def test_a_weight_file_that_is_none_is_refused(folder: Path, content: bytes) -> 
         ({"num_key_value_heads": 4}, "num_attention_heads=6 is no multiple"),
         ({"eos_token_id": "x"}, "eos_token_id is 'x'"),
         (
-            {"architectures": ["MistralForCausalLM"], "sliding_window": 4096},
-            "sliding_window=4096 is not supported",
+            {
+                "architectures": ["Qwen2ForCausalLM"],
+                "use_sliding_window": True,
+                "sliding_window": 4096,
+                "layer_types": ["full_attention", "chunked_attention"],
+            },
+            "layer_types=.* is not supported",
         ),
+        ({"architectures": ["Gemma3ForCausalLM"], "final_logit_softcapping": 30.0}, "softcapping="),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": [0]}, "mlp_only_layers="),
     ],
 )
 def test_a_model_that_is_not_supported_names_the_field(

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from tests.worker.model_fixtures import VOCAB_SIZE, load_reference, random_prompts, write_tiny_model
-from worker.cpu.attention import AttentionPlan, chunk_of, slots_of
+from worker.cpu.attention import AttentionPlan
 from worker.model.config import read_model_config
 from worker.model.llama import KVCache, load_llama
+from worker.model.lora import NO_ADAPTERS, BatchAdapters
 
 BLOCK_SIZE = 16
 MAX_DIFFERENCE = 1e-3
@@ -26,27 +27,32 @@ LLAMA3_ROPE = {
 }
 
 
-def our_logits(folder: Path, token_ids: list[int], chunk_sizes: list[int]) -> torch.Tensor:
+def our_logits(
+    folder: Path,
+    token_ids: list[int],
+    chunk_sizes: list[int],
+    *,
+    adapters: BatchAdapters = NO_ADAPTERS,
+    compiled: bool | None = None,
+) -> torch.Tensor:
     """Compute all logits of a prompt, chunk by chunk, over scattered blocks."""
     config = read_model_config(folder)
-    model = load_llama(folder, config, dtype=torch.float32, num_positions=512)
+    model = load_llama(folder, config, dtype=torch.float32, num_positions=512, compiled=compiled)
     shape = (config.num_layers, 64, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
     cache = KVCache(torch.full(shape, torch.nan), torch.full(shape, torch.nan))
     block_ids = np.random.default_rng(1).permutation(np.arange(1, 64, dtype=np.int32))
     logits, start = [], 0
     for size in chunk_sizes:
         positions = np.arange(start, start + size)
-        chunk = chunk_of(
-            start=0, end=size, num_computed=start, block_ids=block_ids, block_size=BLOCK_SIZE
-        )
-        slots = torch.from_numpy(slots_of(block_ids, positions, BLOCK_SIZE))
+        plan = AttentionPlan(np.array([size]), np.array([start]), block_ids[None, :], BLOCK_SIZE)
         logits.append(
             model.forward(
                 torch.tensor(token_ids[start : start + size]),
                 torch.from_numpy(positions),
                 cache=cache,
-                plan=AttentionPlan(slots, [chunk], []),
+                plan=plan,
                 rows=torch.arange(size),
+                adapters=adapters,
             )
         )
         start += size

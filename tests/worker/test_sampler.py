@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
+from engine.core import EngineCore
 from engine.frontend.sampling_params import SamplingParams
+from engine.messages import EngineRequest
 from engine.output import NewRequestData
+from kvindex.foundation.clock import VirtualClock
 from tests.worker.model_fixtures import (
     VOCAB_SIZE,
     EngineRun,
@@ -18,7 +21,9 @@ from tests.worker.model_fixtures import (
     random_prompts,
     write_tiny_model,
 )
-from worker.runner.sampler import sample, uniform
+from worker.executors.uniproc import UniprocExecutor
+from worker.runner.request_state import RequestTable
+from worker.runner.sampler import sample, truncate, uniform
 from worker.runner.sampling_state import SamplingTable
 
 
@@ -31,7 +36,8 @@ def draw(
     eos: tuple[int, ...] = (),
 ) -> list[int]:
     """Sample one distribution at many output positions."""
-    table = SamplingTable(max_num_seqs=1, vocab_size=len(logits))
+    requests = RequestTable(max_num_seqs=1, max_model_len=32, block_size=16)
+    table = SamplingTable(requests, vocab_size=len(logits))
     table.set(
         0,
         NewRequestData(
@@ -141,7 +147,8 @@ def test_end_tokens_are_not_masked_when_they_are_ignored_or_beyond_the_vocabular
 
 
 def test_a_row_samples_the_same_beside_rows_with_other_parameters() -> None:
-    table = SamplingTable(max_num_seqs=4, vocab_size=50)
+    requests = RequestTable(max_num_seqs=4, max_model_len=32, block_size=16)
+    table = SamplingTable(requests, vocab_size=50)
     parameters = [
         SamplingParams(temperature=0.0),
         SamplingParams(seed=1),
@@ -178,7 +185,15 @@ def test_seeded_requests_draw_the_same_alone_in_a_batch_and_after_preemption(
     prompts = random_prompts(8, lengths=[20, 45, 70], vocab_size=VOCAB_SIZE)
     sampling = [
         SamplingParams(
-            seed=i, max_tokens=30, ignore_eos=True, temperature=0.9, top_k=0 if i % 2 else 20
+            seed=i,
+            max_tokens=30,
+            ignore_eos=True,
+            temperature=0.9,
+            top_k=0 if i % 2 else 20,
+            presence_penalty=0.5 if i % 3 == 0 else 0.0,
+            repetition_penalty=1.2 if i % 3 == 1 else 1.0,
+            bad_words=((40,), (7, 8)) if i % 3 == 2 else (),
+            min_p=0.02 if i == 4 else 0.0,
         )
         for i in range(len(prompts))
     ]
@@ -194,3 +209,65 @@ def test_seeded_requests_draw_the_same_alone_in_a_batch_and_after_preemption(
     assert tight.generate(prompts, sampling) == alone
     assert tight.core.counters.preemptions > 0
     assert len({tuple(tokens) for tokens in alone}) == len(prompts)
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 4.0])
+def test_the_best_tokens_settle_what_ordering_all_of_them_would(scale: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(24, 3000, generator=generator) * scale
+    logits[::3] = logits[::3].round(decimals=1)  # many equals
+    logits[1, 5:] = -torch.inf  # as a grammar leaves it
+    top_k = np.array([0, 1, 3, 40, 700, 3000] * 4)
+    top_p = np.repeat([0.001, 0.5, 0.95, 1.0], 6)
+    found = truncate(logits, top_k, top_p)
+    for row in range(24):
+        values, order = logits[row].sort(descending=True, stable=True)
+        values = values[: top_k[row] or 3000]
+        probabilities = values.softmax(dim=-1).double()
+        before = probabilities.cumsum(dim=-1) - probabilities
+        is_kept = values.isfinite()
+        if top_p[row] < 1.0:
+            is_kept &= before < top_p[row]
+        is_kept[0] = True
+        expected = torch.full((3000,), -torch.inf)
+        expected[order[: len(values)][is_kept]] = values[is_kept]
+        assert torch.equal(found[row], expected), (row, top_k[row], top_p[row])
+
+
+def test_a_resumed_request_counts_what_was_made_elsewhere_as_its_output(tmp_path: Path) -> None:
+    executor = executor_for(write_tiny_model(tmp_path))
+    (prompt,) = random_prompts(1, lengths=[20], vocab_size=VOCAB_SIZE)
+    sampling = SamplingParams(
+        seed=5,
+        max_tokens=30,
+        ignore_eos=True,
+        presence_penalty=1.0,
+        frequency_penalty=0.7,
+        bad_words=((9, 10),),
+        min_tokens=25,
+        stop_token_ids=(11, 12),
+    )
+    whole = resumed(executor, prompt, sampling, [])
+    for known in (1, 13, 29):
+        assert resumed(executor, prompt, sampling, whole[:known]) == whole[known:]
+
+
+def resumed(
+    executor: UniprocExecutor, prompt: list[int], sampling: SamplingParams, known: list[int]
+) -> list[int]:
+    """Go on behind `known` tokens; return those that follow."""
+    core = EngineCore(EngineConfig(), executor, VirtualClock())
+    request = EngineRequest(
+        request_id=f"r{len(known)}",
+        prompt_token_ids=prompt,
+        sampling=sampling,
+        resume_token_ids=known,
+    )
+    core.add(request)
+    tokens: list[int] = []
+    while core.has_work:
+        for output in core.step():
+            assert output.error is None, output.error
+            tokens += output.token_ids
+    core.step()  # tells the runner to drop it
+    return tokens

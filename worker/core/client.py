@@ -17,6 +17,7 @@ from engine.messages import (
     EngineStats,
     PauseMode,
     PoolSnapshot,
+    SleepLevel,
     TenantStats,
 )
 
@@ -94,6 +95,25 @@ class EngineClient(Protocol):
         """Give every core's KV cache so many blocks, in whole slabs and within what it can have.
 
         Returns the blocks of the smallest one then. Requests that fit no more end.
+        """
+        ...
+
+    async def sleep(self, level: SleepLevel) -> None:
+        """Give memory back in every core until `wake_up`; nothing is cached any more.
+
+        Live requests wait, and go on afterwards. RequestError `conflict` when a core cannot.
+        """
+        ...
+
+    async def wake_up(self) -> None:
+        """Go on after a sleep; a no-op without one."""
+        ...
+
+    async def update_weights(self, model_folder: str) -> None:
+        """Go on with the weights of another checkpoint of the same shape; it is awake then.
+
+        Nothing is cached any more, live requests go on with the new weights, and `info` names
+        their execution digest. RequestError `conflict` when it cannot: then the old ones serve.
         """
         ...
 

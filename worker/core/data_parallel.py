@@ -22,6 +22,7 @@ from engine.messages import (
     EngineStats,
     PauseMode,
     PoolSnapshot,
+    SleepLevel,
     TenantStats,
 )
 from kvindex.foundation.errors import DependencyError
@@ -53,6 +54,8 @@ class DataParallelClient:
         self._start_core = start_core
         self._balancer = RankBalancer(len(ranks), max_step_tokens=max_step_tokens)
         self._num_requests = 0
+        self._sleep_level: SleepLevel | None = None
+        self._model_folder: str | None = None
         self._rank_of: dict[str, int] = {}
         self._restarting = [
             asyncio.create_task(self._keep_running(rank), name=f"core-{rank}")
@@ -167,6 +170,36 @@ class DataParallelClient:
         """Make every KV cache larger or smaller; return the blocks of the smallest."""
         return min(await asyncio.gather(*(one.resize(num_blocks) for one in self._living)))
 
+    async def sleep(self, level: SleepLevel) -> None:
+        """Let every living core sleep, and those that are started again meanwhile."""
+        await asyncio.gather(*(client.sleep(level) for client in self._living))
+        self._sleep_level = level
+
+    async def wake_up(self) -> None:
+        """Let every core go on."""
+        self._sleep_level = None
+        await asyncio.gather(*(client.wake_up() for client in self._living))
+
+    async def update_weights(self, model_folder: str) -> None:
+        """Replace the weights of every core, one after the other; see EngineClient.
+
+        The first that refuses leaves those before it with the new ones: they agree again when the
+        call is repeated with either folder, and the error says so.
+        """
+        for num_changed, client in enumerate(self._living):
+            try:
+                await client.update_weights(model_folder)
+            except RequestError as error:
+                if not num_changed:
+                    raise
+                raise RequestError(
+                    error.kind,
+                    f"{num_changed} of {len(self._ranks)} cores have the weights of "
+                    f"{model_folder}, the next one does not: {error.message}; repeat it with "
+                    "either folder",
+                ) from None
+        self._sleep_level, self._model_folder = None, model_folder
+
     async def tenant_stats(self) -> dict[str, TenantStats]:
         """Return the sums over all ranks by tenant."""
         found = await asyncio.gather(*(client.tenant_stats() for client in self._living))
@@ -195,6 +228,19 @@ class DataParallelClient:
             )
         return dp_rank if self._ranks[dp_rank].dead_reason is None else self.choose_rank()
 
+    async def _start_like_the_others(self, rank: int) -> EngineClient:
+        """Start a rank's core with the weights that the others have, and asleep if they are."""
+        client = await self._start_core(rank)
+        try:
+            if self._model_folder is not None:
+                await client.update_weights(self._model_folder)
+            if self._sleep_level is not None:
+                await client.sleep(self._sleep_level)
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
     async def _keep_running(self, rank: int) -> None:
         """Start a rank's core again whenever it dies; when all are dead, the front ends first."""
         delay_s = FIRST_RESTART_DELAY_S
@@ -209,8 +255,8 @@ class DataParallelClient:
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, MAX_RESTART_DELAY_S)
             try:
-                self._ranks[rank] = await self._start_core(rank)
-            except DependencyError as error:
+                self._ranks[rank] = await self._start_like_the_others(rank)
+            except (DependencyError, RequestError) as error:
                 _log.error("rank not restarted rank=%d reason=%r", rank, str(error))
                 continue
             _log.warning("rank restarted rank=%d", rank)

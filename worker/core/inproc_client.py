@@ -18,9 +18,11 @@ from engine.messages import (
     EngineStats,
     PauseMode,
     PoolSnapshot,
+    SleepLevel,
     TenantStats,
 )
 from kvindex.foundation.clock import Clock
+from kvindex.foundation.errors import ConfigError
 from worker.core.client import EngineClient
 from worker.core.output_router import OutputRouter, refusal
 
@@ -115,6 +117,28 @@ class AsyncInprocClient:
         """Make the KV cache larger or smaller; see EngineClient."""
         self._router.deliver(self.core.resize(num_blocks))
         return self.core.kv_cache.pool.num_blocks
+
+    async def sleep(self, level: SleepLevel) -> None:
+        """Give memory back until `wake_up`; see EngineClient."""
+        try:
+            self._router.deliver(self.core.sleep(level))
+        except ConfigError as error:
+            raise RequestError("conflict", str(error)) from None
+
+    async def wake_up(self) -> None:
+        """Go on after a sleep."""
+        self.core.wake_up()
+        self._work.set()
+
+    async def update_weights(self, model_folder: str) -> None:
+        """Go on with other weights; see EngineClient."""
+        await self.sleep(2)
+        outputs, problem = self.core.update_weights(model_folder)
+        self._router.deliver(outputs)
+        self.info = self.core.info(boot_ns=self.info.boot_ns)
+        self._work.set()
+        if problem is not None:
+            raise RequestError("conflict", problem)
 
     async def tenant_stats(self) -> dict[str, TenantStats]:
         """Return each tenant's share; see EngineClient."""

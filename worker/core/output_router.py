@@ -7,12 +7,15 @@ nothing else. It knows no transport.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 import msgspec
 
 from engine.frontend.errors import RequestError
 from engine.messages import EngineOutput
+
+OUTPUTS_PER_SLICE = 128
+"""As in vLLM: a step of more requests is handed out in parts."""
 
 
 class OutputRouter:
@@ -41,6 +44,16 @@ class OutputRouter:
             slot = self._slots.get(output.request_id)
             if slot is not None:
                 slot.put(output)
+
+    async def deliver_in_slices(self, outputs: Sequence[EngineOutput]) -> None:
+        """Deliver the outputs of a large step so that others get their turn in between.
+
+        Each slice wakes as many readers; all at once, their work would hold up everybody else.
+        """
+        for start in range(0, len(outputs), OUTPUTS_PER_SLICE):
+            if start:
+                await asyncio.sleep(0)
+            self.deliver(outputs[start : start + OUTPUTS_PER_SLICE])
 
     def fail(self, reason: str) -> None:
         """End every request, now and later, with `engine_dead`."""
@@ -92,6 +105,8 @@ class _Slot:
                     if held.num_cached_tokens is None
                     else held.num_cached_tokens
                 ),
+                logprobs=held.logprobs + output.logprobs,
+                prompt_logprobs=held.prompt_logprobs or output.prompt_logprobs,
             )
         self._output = output
         self.finished = output.finish_reason is not None

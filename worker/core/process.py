@@ -31,9 +31,11 @@ from engine.messages import (
     CoreDead,
     CoreOutputs,
     CoreReady,
+    EngineInfo,
     EngineOutput,
     EngineRequest,
     ExtendPrompt,
+    FallAsleep,
     FromCore,
     Pause,
     PoolSnapshot,
@@ -41,17 +43,20 @@ from engine.messages import (
     Resize,
     Resume,
     Shutdown,
+    SleepAnswer,
     TakeSnapshot,
     TenantStats,
     ToCore,
+    UpdateWeights,
     Utility,
     UtilityCall,
     UtilityResult,
+    WakeUp,
 )
 from engine.step_log import RecordingExecutor
 from kvindex.events import EventBatch
 from kvindex.foundation.clock import SystemClock
-from kvindex.foundation.errors import PrefixFleetError
+from kvindex.foundation.errors import ConfigError, PrefixFleetError
 from kvindex.foundation.logs import setup_logging
 from kvindex.publisher import EventPublisher
 from kvindex.topic import KvTopic
@@ -88,13 +93,7 @@ class CoreProcess:
 
     def run(self) -> None:
         """Serve until a Shutdown message."""
-        publisher = self._publisher
-        info = self._core.info(
-            boot_ns=self._boot_ns,
-            events_endpoint=publisher.endpoint if publisher else None,
-            replay_endpoint=publisher.replay_endpoint if publisher else None,
-        )
-        self._send(CoreReady(info=info))
+        self._send(CoreReady(info=self._info()))
         while not self._stopping:
             self._read_input()
             outputs: list[EngineOutput] = []
@@ -104,6 +103,15 @@ class CoreProcess:
             idle_s = time.monotonic() - self._stats_sent_at
             if outputs or idle_s >= self._heartbeat_s:
                 self._send(CoreOutputs(outputs=outputs, stats=self._core.stats()))
+
+    def _info(self) -> EngineInfo:
+        """Describe the core as it is now."""
+        publisher = self._publisher
+        return self._core.info(
+            boot_ns=self._boot_ns,
+            events_endpoint=publisher.endpoint if publisher else None,
+            replay_endpoint=publisher.replay_endpoint if publisher else None,
+        )
 
     def report_death(self, error: BaseException) -> None:
         """Tell the front why the loop ended."""
@@ -157,7 +165,9 @@ class CoreProcess:
     def _refuse(self, request_id: str, error: RequestError) -> None:
         self._send(CoreOutputs(outputs=[refusal(request_id, error)], stats=self._core.stats()))
 
-    def _answer(self, utility: Utility) -> PoolSnapshot | bool | int | dict[str, TenantStats]:
+    def _answer(
+        self, utility: Utility
+    ) -> PoolSnapshot | bool | int | dict[str, TenantStats] | SleepAnswer:
         match utility:
             case TakeSnapshot():
                 self._publish_events()
@@ -187,6 +197,27 @@ class CoreProcess:
                 return self._core.kv_cache.pool.num_blocks
             case AskTenantStats():
                 return self._core.tenant_stats()
+            case FallAsleep() | UpdateWeights():
+                return self._sleep(utility)
+            case WakeUp():
+                self._core.wake_up()
+                self._send_stats()
+                return True
+
+    def _sleep(self, utility: FallAsleep | UpdateWeights) -> SleepAnswer:
+        """Fall asleep, or change the weights; what the index knows of is gone at once."""
+        outputs: list[EngineOutput] = []
+        problem: str | None = None
+        try:
+            if isinstance(utility, FallAsleep):
+                outputs = self._core.sleep(utility.level)
+            else:
+                outputs, problem = self._core.update_weights(utility.model_folder)
+        except ConfigError as error:
+            problem = str(error)
+        self._publish_events()
+        self._send_stats(outputs)
+        return SleepAnswer(self._info(), problem)
 
     def _send_stats(self, outputs: list[EngineOutput] | None = None) -> None:
         self._send(CoreOutputs(outputs=outputs or [], stats=self._core.stats()))

@@ -29,6 +29,7 @@ from engine.messages import (
     EngineRequest,
     EngineStats,
     ExtendPrompt,
+    FallAsleep,
     FromCore,
     Pause,
     PauseMode,
@@ -37,12 +38,16 @@ from engine.messages import (
     Resize,
     Resume,
     Shutdown,
+    SleepAnswer,
+    SleepLevel,
     TakeSnapshot,
     TenantStats,
     ToCore,
+    UpdateWeights,
     Utility,
     UtilityCall,
     UtilityResult,
+    WakeUp,
 )
 from kvindex.foundation.errors import DependencyError
 from worker.core.client import EngineClient
@@ -162,6 +167,24 @@ class ProcessClient:
         """Make the KV cache larger or smaller; see EngineClient."""
         return await self._call(Resize(num_blocks), int)
 
+    async def sleep(self, level: SleepLevel) -> None:
+        """Give memory back until `wake_up`; see EngineClient."""
+        await self._change(FallAsleep(level))
+
+    async def wake_up(self) -> None:
+        """Go on after a sleep."""
+        await self._call(WakeUp(), bool)
+
+    async def update_weights(self, model_folder: str) -> None:
+        """Go on with other weights; see EngineClient."""
+        await self._change(UpdateWeights(model_folder))
+
+    async def _change(self, utility: FallAsleep | UpdateWeights) -> None:
+        answer = await self._call(utility, SleepAnswer)
+        self.info = answer.info
+        if answer.problem is not None:
+            raise RequestError("conflict", answer.problem)
+
     async def tenant_stats(self) -> dict[str, TenantStats]:
         """Return each tenant's share; see EngineClient."""
         return await self._call(AskTenantStats(), dict[str, TenantStats])
@@ -214,13 +237,13 @@ class ProcessClient:
             message = decode(self._decoder, await self._sockets.output.recv(), _log)
             if message is not None:
                 self.last_heard_at = time.monotonic()
-                self._take(message)
+                await self._take(message)
 
-    def _take(self, message: FromCore) -> None:
+    async def _take(self, message: FromCore) -> None:
         match message:
             case CoreOutputs(outputs=outputs, stats=stats):
                 self.stats = stats
-                self._router.deliver(outputs)
+                await self._router.deliver_in_slices(outputs)
             case UtilityResult(call_id=call_id, value=value):
                 future = self._calls.get(call_id)
                 if future is not None and not future.done():

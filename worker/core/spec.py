@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from engine.config import EngineConfig
 from engine.scripted_executor import StepCost
+from worker.gpu.config import GpuConfig
+
+DistributedBackend = Literal["mp", "ray"]
 
 
 class ScriptedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -18,6 +23,14 @@ class ScriptedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     cost: StepCost = StepCost()
 
 
+class TensorParallelRank(msgspec.Struct, frozen=True):
+    """One of `size` processes that share a model; they find each other at a URL."""
+
+    rank: int
+    size: int
+    rendezvous: str
+
+
 class CoreSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that the engine-core process needs.
 
@@ -26,7 +39,11 @@ class CoreSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     the model when set; otherwise `model_folder` is loaded. `num_threads` 0 uses every core.
     `dp_rank` says which of a replica's cores this one is. `num_blocks` overrides what memory
     allows. `runner_process`: the model has a process of its own, whose death costs what is cached
-    but no request. `step_log` is a file for a recording of every step, prompts included.
+    but no request. `tensor_parallel_size` processes share the model, its KV cache and what memory
+    and threads are given: children of the core, or actors of a Ray cluster, as
+    `distributed_executor_backend` says; `tensor_parallel_rank` is set for each of them alone.
+    `deterministic`: a row is computed the same alone and in any batch.
+    `step_log` is a file for a recording of every step, prompts included.
     """
 
     replica_id: str
@@ -41,7 +58,12 @@ class CoreSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kv_cache_memory_bytes: int | None = None
     num_blocks: int | None = None
     runner_process: bool = False
+    tensor_parallel_size: int = 1
+    deterministic: bool = False
+    distributed_executor_backend: DistributedBackend = "mp"
+    tensor_parallel_rank: TensorParallelRank | None = None
     step_log: str | None = None
+    gpu: GpuConfig = GpuConfig(device="cpu")
     publish_events: bool = True
     events_endpoint: str = "tcp://127.0.0.1:*"
     replay_endpoint: str = "tcp://127.0.0.1:*"

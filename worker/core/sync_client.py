@@ -28,6 +28,7 @@ from engine.messages import (
     EngineOutput,
     EngineRequest,
     EngineStats,
+    FallAsleep,
     FromCore,
     Pause,
     PauseMode,
@@ -36,12 +37,16 @@ from engine.messages import (
     Resize,
     Resume,
     Shutdown,
+    SleepAnswer,
+    SleepLevel,
     TakeSnapshot,
     TenantStats,
     ToCore,
+    UpdateWeights,
     Utility,
     UtilityCall,
     UtilityResult,
+    WakeUp,
 )
 from kvindex.foundation.errors import DependencyError
 from worker.core.core_link import (
@@ -183,6 +188,24 @@ class SyncProcessClient:
     def resize(self, num_blocks: int) -> int:
         """Make the KV cache larger or smaller; return the blocks that it then has."""
         return self._call(Resize(num_blocks), int)
+
+    def sleep(self, level: SleepLevel) -> None:
+        """Give memory back until `wake_up`; RequestError `conflict` when it cannot."""
+        self._change(FallAsleep(level))
+
+    def wake_up(self) -> None:
+        """Go on after a sleep."""
+        self._call(WakeUp(), bool)
+
+    def update_weights(self, model_folder: str) -> None:
+        """Go on with other weights of the same shape; RequestError `conflict` when it cannot."""
+        self._change(UpdateWeights(model_folder))
+
+    def _change(self, utility: FallAsleep | UpdateWeights) -> None:
+        answer = self._call(utility, SleepAnswer)
+        self._info = answer.info
+        if answer.problem is not None:
+            raise RequestError("conflict", answer.problem)
 
     def tenant_stats(self) -> dict[str, TenantStats]:
         """Return each tenant's share, "" for requests without one."""

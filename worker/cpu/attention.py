@@ -46,7 +46,25 @@ class DecodeGroup:
 
 @dataclass(slots=True, frozen=True)
 class AttentionPlan:
-    """Where the tokens of a step write their KV and what each of them may read.
+    """Which rows of a batch belong to which request, and where its context lies.
+
+    Rows of a request are its tokens from `num_computed` on; requests follow each other.
+    """
+
+    num_queries: Int64Array  # [requests] >= 1
+    num_computed: Int64Array  # [requests] tokens of context before the first query
+    block_tables: Int32Array  # [requests, blocks] covering every query
+    block_size: int
+    more_tables: tuple[Int32Array, ...] = ()  # of the cache groups behind the first
+
+    def tables(self, group: int) -> Int32Array:
+        """Return the block tables of one cache group."""
+        return self.more_tables[group - 1] if group else self.block_tables
+
+
+@dataclass(slots=True, frozen=True)
+class PlainPlan:
+    """The same for plain torch operations: where tokens write, and what queries gather.
 
     A slot is `block_id * block_size + offset`.
     """
@@ -56,30 +74,91 @@ class AttentionPlan:
     groups: Sequence[DecodeGroup]
 
 
+def plain_plan(plan: AttentionPlan, *, group: int = 0, window: int | None = None) -> PlainPlan:
+    """Lay out gathers: a chunk for each request with several queries, groups for the others.
+
+    For the layers of one cache group, whose tokens read the last `window` tokens, all if None.
+    """
+    tables = plan.tables(group)
+    ends = np.cumsum(plan.num_queries)
+    starts = ends - plan.num_queries
+    single = np.flatnonzero(plan.num_queries == 1)
+    spans = [
+        np.arange(computed, computed + count)
+        for computed, count in zip(plan.num_computed, plan.num_queries, strict=True)
+    ]
+    slots = [
+        slots_of(table, span, plan.block_size) for table, span in zip(tables, spans, strict=True)
+    ]
+    return PlainPlan(
+        slots=torch.from_numpy(np.concatenate(slots)),
+        chunks=[
+            chunk_of(
+                start=int(starts[i]),
+                end=int(ends[i]),
+                num_computed=int(plan.num_computed[i]),
+                block_ids=tables[i],
+                block_size=plan.block_size,
+                window=window,
+            )
+            for i in np.flatnonzero(plan.num_queries > 1)
+        ],
+        groups=decode_groups(
+            rows=starts[single],
+            num_context=plan.num_computed[single] + 1,
+            block_tables=tables[single],
+            block_size=plan.block_size,
+            window=window,
+        ),
+    )
+
+
 def chunk_of(
-    *, start: int, end: int, num_computed: int, block_ids: Int32Array, block_size: int
+    *,
+    start: int,
+    end: int,
+    num_computed: int,
+    block_ids: Int32Array,
+    block_size: int,
+    window: int | None = None,
 ) -> Chunk:
-    """Plan the queries of a request that follow `num_computed` tokens of context."""
+    """Plan the queries of a request that follow `num_computed` tokens of context.
+
+    Blocks before every query's window are not touched: they may belong to others by now.
+    """
     num_queries = end - start
-    positions = np.arange(num_computed + num_queries)
+    first = 0 if window is None else max(0, num_computed - window + 1)
+    positions = np.arange(first, num_computed + num_queries)
     slots = slots_of(block_ids, positions, block_size)
-    mask = torch.ones(num_queries, len(positions), dtype=torch.bool).tril(num_computed)
+    diagonal = num_computed - first
+    mask = torch.ones(num_queries, len(positions), dtype=torch.bool).tril(diagonal)
+    if window is not None:
+        mask = mask.triu(diagonal - window + 1)
     return Chunk(start, end, torch.from_numpy(slots), mask)
 
 
 def decode_groups(
-    *, rows: Int64Array, num_context: Int64Array, block_tables: Int32Array, block_size: int
+    *,
+    rows: Int64Array,
+    num_context: Int64Array,
+    block_tables: Int32Array,
+    block_size: int,
+    window: int | None = None,
 ) -> list[DecodeGroup]:
     """Group decode rows by context length, so that padding and memory stay bounded."""
-    order = np.argsort(-num_context, kind="stable")
+    num_read = num_context if window is None else np.minimum(num_context, window)
+    order = np.argsort(-num_read, kind="stable")
     groups: list[DecodeGroup] = []
     first = 0
     while first < len(order):
-        longest = int(num_context[order[first]])
+        longest = int(num_read[order[first]])
         members = order[first : first + max(1, _GROUP_TOKENS // longest)]
-        positions = np.arange(longest)
-        inside = positions < num_context[members, None]
-        slots = np.where(inside, slots_of(block_tables[members], positions, block_size), 0)
+        skipped = (num_context - num_read)[members, None]
+        positions = np.minimum(skipped + np.arange(longest), num_context[members, None] - 1)
+        inside = np.arange(longest) < num_read[members, None]
+        blocks = np.take_along_axis(block_tables[members], positions // block_size, axis=1)
+        slots = blocks.astype(np.int64) * block_size + positions % block_size
+        slots = np.where(inside, slots, 0)
         mask = torch.from_numpy(inside)[:, None, None, :]
         groups.append(DecodeGroup(torch.from_numpy(rows[members]), torch.from_numpy(slots), mask))
         first += len(members)
@@ -93,7 +172,7 @@ def slots_of(block_ids: Int32Array, positions: Int64Array, block_size: int) -> I
 
 
 def paged_attention(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: AttentionPlan
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: PlainPlan
 ) -> torch.Tensor:
     """Attend every query to its own context; keys and values must already hold it.
 

@@ -32,14 +32,19 @@ def _native_bfloat16() -> bool:
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Return x @ weight.T + bias; x [rows, in], weight [out, in], result [rows, out] like x."""
-    if x.dtype == torch.float32:
+    """Return x @ weight.T + bias; x [rows, in], weight [out, in], result [rows, out] like x.
+
+    A weight in bfloat16 under float32 activations counts as widened, which is exact.
+    """
+    if x.dtype != weight.dtype:
+        product = _linear_widened(x, weight)
+    elif x.dtype == torch.float32:
         product = _linear_float32(x, weight)
     elif _native_bfloat16() or x.shape[0] <= _FEW:
         product = F.linear(x, weight)
     else:
         product = _linear_widened(x, weight)
-    return product if bias is None else product + bias
+    return product if bias is None else product + bias.to(x.dtype)
 
 
 def _linear_float32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -51,7 +56,7 @@ def _linear_float32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _linear_widened(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Multiply bfloat16 operands in float32 and round the result once."""
+    """Multiply in float32, whatever the operands' precision, and round the result once to x's."""
     wide = x.float()
     starts = range(0, weight.shape[0], _WIDEN_ROWS)
     parts = [F.linear(wide, weight[i : i + _WIDEN_ROWS].float()).to(x.dtype) for i in starts]

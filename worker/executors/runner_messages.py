@@ -1,6 +1,6 @@
 """What a runner process says to the executor that started it; steps go the other way as frames.
 
-Every frame has one answer, in order.
+Every frame has one answer, in order; `number` counts the frames from 1.
 """
 
 from __future__ import annotations
@@ -20,19 +20,23 @@ class RunnerReady(msgspec.Struct, frozen=True, tag="ready"):
 class StepDone(msgspec.Struct, frozen=True, tag="done"):
     """A step was computed."""
 
+    number: int
     output: ModelRunnerOutput
 
 
 class StepRefused(msgspec.Struct, frozen=True, tag="refused"):
     """A step does not follow what came before it; KV cache and host tier are as they were."""
 
+    number: int
     reason: str
 
 
 class StepOutOfMemory(msgspec.Struct, frozen=True, tag="out_of_memory"):
     """A step was taken in up to its moves, but not computed."""
 
+    number: int
     reason: str
 
 
-FromRunner = RunnerReady | StepDone | StepRefused | StepOutOfMemory
+StepAnswer = StepDone | StepRefused | StepOutOfMemory
+FromRunner = RunnerReady | StepAnswer

@@ -1,7 +1,7 @@
 """The runner process: one loop that takes in steps and says what came of them.
 
-It is started by ProcessExecutor and dies with it; whatever goes wrong in the model ends it, and
-the executor starts another. It knows no requests beyond the steps.
+It is started by ProcessExecutor, alone or as one rank of several, and dies with it; whatever goes
+wrong in the model ends it, and the executor starts another. It knows no requests beyond the steps.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from kvindex.foundation.logs import setup_logging
 from worker.core.spec import CoreSpec
 from worker.executors.build import build_local_executor
 from worker.executors.runner_messages import (
-    FromRunner,
     RunnerReady,
+    StepAnswer,
     StepDone,
     StepOutOfMemory,
     StepRefused,
@@ -32,22 +32,39 @@ _log = logging.getLogger("prefixfleet.runner")
 
 def serve(executor: Executor, *, steps: zmq.Socket[bytes], answers: zmq.Socket[bytes]) -> None:
     """Answer every frame with one message, for ever; an exception of the model ends it."""
-    encoder = msgspec.msgpack.Encoder()
-    receiver = StepReceiver()
-    answers.send(encoder.encode(RunnerReady(executor.info)))
+    runner = FrameRunner(executor)
+    answers.send(runner.ready())
     while True:
-        answers.send(encoder.encode(_answer(executor, receiver, steps.recv())))
+        answers.send(runner.answer(steps.recv()))
 
 
-def _answer(executor: Executor, receiver: StepReceiver, frame: bytes) -> FromRunner:
-    try:
-        step = receiver.take(frame)
-    except OutOfStepError as error:
-        return StepRefused(str(error))
-    try:
-        return StepDone(execute(executor, step))
-    except OutOfDeviceMemoryError as error:
-        return StepOutOfMemory(str(error))
+class FrameRunner:
+    """Computes the frames of one stream of steps; messages go in and out encoded."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._encoder = msgspec.msgpack.Encoder()
+        self._receiver = StepReceiver()
+        self._num_frames = 0
+
+    def ready(self) -> bytes:
+        """Return what a runner says first."""
+        return self._encoder.encode(RunnerReady(self._executor.info))
+
+    def answer(self, frame: bytes) -> bytes:
+        """Compute a frame; an exception of the model is raised."""
+        self._num_frames += 1
+        return self._encoder.encode(self._compute(frame, self._num_frames))
+
+    def _compute(self, frame: bytes, number: int) -> StepAnswer:
+        try:
+            step = self._receiver.take(frame)
+        except OutOfStepError as error:
+            return StepRefused(number, str(error))
+        try:
+            return StepDone(number, execute(self._executor, step))
+        except OutOfDeviceMemoryError as error:
+            return StepOutOfMemory(number, str(error))
 
 
 def main() -> int:

@@ -22,9 +22,13 @@ from engine.executor import ExecutorInfo
 from engine.frontend.sampling_params import SamplingParams
 from engine.output import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from worker.cpu.machine import available_memory_bytes, num_cores
+from worker.grammar.llguidance_backend import GrammarTokenizer, LlguidanceBackend
 from worker.model.config import ModelConfig, read_model_config
 from worker.model.dtypes import dtype_name, resolve_dtype
-from worker.model.llama import load_llama
+from worker.model.kv_layout import KVLayout, kv_layout
+from worker.model.load import load_model
+from worker.model.parallel import ALONE, RankGroup
+from worker.model.shard import local_config, shard_of
 from worker.model.weights import weights_digest
 from worker.runner.memory import (
     KVCachePlan,
@@ -33,6 +37,7 @@ from worker.runner.memory import (
     plan_kv_cache,
 )
 from worker.runner.model_runner import ModelRunner
+from worker.spec_decode.build import build_speculation
 
 logger = logging.getLogger("prefixfleet.worker.executor")
 
@@ -41,11 +46,13 @@ _WARM_UP_TOKENS = 16
 
 
 class UniprocExecutor:
-    """One model in one process.
+    """One model in one process, or one rank of several that share it.
 
     `num_threads` 0 uses every core this process may run on. `num_blocks` overrides
-    `kv_cache_memory_bytes`, which overrides the default share of free memory. Raises
-    DependencyError or ConfigError when the folder cannot be served.
+    `kv_cache_memory_bytes`, which overrides the default share of free memory; what is given is
+    shared equally by the ranks. `deterministic` computes a row the same alone and in any batch.
+    Raises DependencyError or ConfigError when the folder cannot be
+    served.
     """
 
     def __init__(
@@ -57,20 +64,36 @@ class UniprocExecutor:
         num_threads: int = 0,
         kv_cache_memory_bytes: int | None = None,
         num_blocks: int | None = None,
+        ranks: RankGroup = ALONE,
+        deterministic: bool = False,
     ) -> None:
         started = time.perf_counter()
-        torch.set_num_threads(num_threads or num_cores())
+        torch.set_num_threads(max(1, (num_threads or num_cores()) // ranks.size))
+        self._ranks = ranks
         folder = Path(model_folder)
         config = read_model_config(folder)
         precision = resolve_dtype(dtype)
+        layout = kv_layout(config.num_layers, config.windows)
         plan = _plan(
-            config,
+            local_config(config, shard_of(config, rank=ranks.rank, size=ranks.size)),
+            layout,
             precision,
             engine_config,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
             num_blocks=num_blocks,
+            ranks=ranks,
         )
-        model = load_llama(folder, config, dtype=precision, num_positions=plan.max_model_len)
+        self._grammars = LlguidanceBackend(
+            lambda: GrammarTokenizer.read(folder), vocab_size=config.vocab_size
+        )
+        model = load_model(
+            folder,
+            config,
+            dtype=precision,
+            num_positions=plan.max_model_len,
+            ranks=ranks,
+            deterministic=deterministic,
+        )
         self._runner: ModelRunner | None = ModelRunner(
             model,
             num_blocks=plan.num_blocks,
@@ -78,12 +101,17 @@ class UniprocExecutor:
             max_num_seqs=engine_config.max_num_seqs,
             max_model_len=plan.max_model_len,
             num_host_blocks=engine_config.num_host_blocks,
+            grammars=self._grammars,
+            speculation=build_speculation(
+                engine_config.speculation, model, engine_config=engine_config
+            ),
         )
         self.info = ExecutorInfo(
             num_blocks=plan.num_blocks,
             max_model_len=plan.max_model_len,
             vocab_size=config.vocab_size,
-            execution_digest=execution_digest(folder, precision),
+            execution_digest=execution_digest(folder, precision, num_ranks=ranks.size),
+            kv_groups=layout.groups,
         )
         self._submitted: deque[Callable[[], ModelRunnerOutput]] = deque()
         self._thread: ThreadPoolExecutor | None = None
@@ -91,7 +119,7 @@ class UniprocExecutor:
             self._thread = ThreadPoolExecutor(
                 1, "model", initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),)
             )
-        _warm_up(self._runner, engine_config.block_size, plan)
+        _warm_up(self._runner, engine_config.block_size, plan, num_groups=len(layout.windows))
         logger.info(
             "model ready folder=%s dtype=%s threads=%d num_blocks=%d max_model_len=%d took_s=%.1f",
             folder,
@@ -119,38 +147,54 @@ class UniprocExecutor:
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
         self._submitted.clear()
+        self._grammars.close()
         self._runner = None
+        self._ranks.leave()
         gc.collect()
 
 
-def execution_digest(folder: Path, dtype: torch.dtype) -> str:
-    """Return the sha256 (hex) of what decides the tokens: weights, config, dtype, KV dtype."""
+def execution_digest(
+    folder: Path, dtype: torch.dtype, *, num_ranks: int = 1, device: str | None = None
+) -> str:
+    """Return the sha256 (hex) of what decides the tokens: weights, config, dtype, KV dtype, ranks.
+
+    Several ranks add up in another order than one does, and so does each kind of `device`.
+    """
     digest = hashlib.sha256()
     digest.update(weights_digest(folder).encode())
     digest.update((folder / "config.json").read_bytes())
     digest.update(f"\0dtype={dtype_name(dtype)} kv={dtype_name(dtype)}".encode())
+    if num_ranks > 1:
+        digest.update(f" ranks={num_ranks}".encode())
+    if device is not None:
+        digest.update(f" device={device}".encode())
     return digest.hexdigest()
 
 
 def _plan(
     config: ModelConfig,
+    layout: KVLayout,
     dtype: torch.dtype,
     engine_config: EngineConfig,
     *,
     kv_cache_memory_bytes: int | None,
     num_blocks: int | None,
+    ranks: RankGroup,
 ) -> KVCachePlan:
-    """Size the KV cache, which has the precision of the weights."""
-    bytes_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+    """Size the KV cache, which has the precision of the weights; all ranks get as many blocks."""
+    bytes_per_token = 2 * layout.num_rows * config.num_kv_heads * config.head_dim * dtype.itemsize
     bytes_per_block = bytes_per_token * engine_config.block_size
-    kv_bytes = kv_cache_memory_bytes
-    if kv_bytes is None:
-        kv_bytes = default_kv_bytes(available_memory_bytes())
+    available_bytes = available_memory_bytes() // ranks.size
+    kv_bytes = default_kv_bytes(available_bytes)
+    if kv_cache_memory_bytes is not None:
+        kv_bytes = kv_cache_memory_bytes // ranks.size
+    if num_blocks is None and ranks.size > 1:
+        num_blocks = ranks.smallest(kv_bytes // bytes_per_block)
     if engine_config.num_host_blocks:
         check_host_tier(
             num_host_blocks=engine_config.num_host_blocks,
             bytes_per_block=bytes_per_block,
-            available_bytes=available_memory_bytes(),
+            available_bytes=available_bytes,
         )
     return plan_kv_cache(
         kv_bytes=kv_bytes,
@@ -162,7 +206,7 @@ def _plan(
     )
 
 
-def _warm_up(runner: ModelRunner, block_size: int, plan: KVCachePlan) -> None:
+def _warm_up(runner: ModelRunner, block_size: int, plan: KVCachePlan, *, num_groups: int) -> None:
     """Run one chunk and one decode, so that no client waits for first-time work.
 
     It writes block 1, which nobody has been given yet.
@@ -175,7 +219,7 @@ def _warm_up(runner: ModelRunner, block_size: int, plan: KVCachePlan) -> None:
         token_ids=[0] * num_tokens,
         num_prompt_tokens=num_tokens,
         num_computed_tokens=0,
-        block_ids=[[1]],
+        block_ids=[[1]] * num_groups,
         sampling=SamplingParams(temperature=0.0),
     )
     runner.execute(_step(new=[request], scheduled=num_tokens, computed=0))

@@ -13,26 +13,52 @@ from typing import Any, Literal
 import msgspec
 
 from kvindex.foundation.errors import ConfigError, DependencyError
+from worker.model.config_fields import ConfigFields
+from worker.model.rope_config import RopeConfig, read_local_rope, read_rope
 
-RopeKind = Literal["default", "linear", "llama3"]
+Activation = Literal["silu", "gelu_tanh"]
 
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
-"""Architectures that worker.model.llama computes; they differ only in details of the config."""
+SUPPORTED_ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "Gemma3ForCausalLM",
+)
+"""Architectures that are computed here; they only differ in details of the config.
+
+Any other causal language model runs through the modules of transformers.
+"""
+
+_LLAMA_LIKE = SUPPORTED_ARCHITECTURES[:3]
+_WITH_QK_NORM = SUPPORTED_ARCHITECTURES[3:]
+_CAUSAL_LM_NAMES = ("ForCausalLM", "LMHeadModel")
+_GEMMA3 = "Gemma3ForCausalLM"
+_QWEN3_MOE = "Qwen3MoeForCausalLM"
 
 
-class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Rotary embedding; `factor` and what follows only matter to a scaled `kind`."""
+class ExpertsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A mixture of experts in place of one feed-forward; `num_chosen` of them per token.
 
-    theta: float
-    kind: RopeKind = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position: int = 8192
+    `renormalise`: the weights of the chosen ones are made to add up to 1.
+    """
+
+    num_experts: int
+    num_chosen: int
+    inner_size: int
+    renormalise: bool
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The shape of a decoder of the Llama family."""
+    """The shape of a decoder and what sets its family apart from Llama.
+
+    `windows`: how many tokens each layer looks back, itself included, None for all; empty when
+    every layer sees everything. `local_rope` is for layers with a window, where they have their
+    own. `qk_norm`: queries and keys of a head are normed. `gemma_norms`: norms before and behind
+    each half of a layer, with weights that count from 1. `query_scale` replaces the head size in
+    the attention's scale; `embedding_scale` multiplies the embedding.
+    """
 
     architecture: str
     vocab_size: int
@@ -48,35 +74,29 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     tie_word_embeddings: bool
     qkv_bias: bool
     eos_token_ids: tuple[int, ...] = ()
+    windows: tuple[int | None, ...] = ()
+    local_rope: RopeConfig | None = None
+    qk_norm: bool = False
+    gemma_norms: bool = False
+    query_scale: float | None = None
+    embedding_scale: float = 1.0
+    activation: Activation = "silu"
+    experts: ExpertsConfig | None = None
 
+    @property
+    def inner_size(self) -> int:
+        """Columns between the two products of a feed-forward, or of one expert."""
+        return self.intermediate_size if self.experts is None else self.experts.inner_size
 
-class _Fields:
-    """Typed reads from config.json; every complaint names file and field."""
+    @property
+    def is_native(self) -> bool:
+        """Whether it is computed here; else by transformers, which reads its other settings."""
+        return self.architecture in SUPPORTED_ARCHITECTURES
 
-    def __init__(self, path: Path, raw: dict[str, Any]) -> None:
-        self.path = path
-        self.raw = raw
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        value = self.raw.get(name)
-        value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise ConfigError(f"{self.path}: {name} is {value!r}, expected a positive integer")
-        return value
-
-    def number(self, name: str, default: float) -> float:
-        value = self.raw.get(name)
-        value = default if value is None else value
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0:
-            raise ConfigError(f"{self.path}: {name} is {value!r}, expected a positive number")
-        return float(value)
-
-    def refuse_unless(self, name: str, *allowed: object) -> None:
-        """Raise ConfigError when a present field asks for what is not computed here."""
-        value = self.raw.get(name)
-        if value is not None and value not in allowed:
-            choices = ", ".join(map(repr, allowed))
-            raise ConfigError(f"{self.path}: {name}={value!r} is not supported, only {choices}")
+    @property
+    def is_llama_like(self) -> bool:
+        """Whether it is Llama up to a bias: worker.model.llama computes it."""
+        return self.architecture in _LLAMA_LIKE and not self.windows
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -100,20 +120,16 @@ def read_model_config(folder: Path) -> ModelConfig:
         raise DependencyError(
             f"{folder} is not a Hugging Face model folder: config.json is missing"
         )
-    fields = _Fields(path, read_json(path))
+    fields = ConfigFields(path, read_json(path))
     architecture = _architecture(fields)
-    fields.refuse_unless("hidden_act", "silu")
-    fields.refuse_unless("mlp_bias", False)
-    fields.refuse_unless("quantization_config")
-    fields.refuse_unless("pretraining_tp", 1)
-    if architecture == "LlamaForCausalLM":
-        fields.refuse_unless("attention_bias", False)
-    if architecture == "MistralForCausalLM":
-        fields.refuse_unless("sliding_window")
-    fields.refuse_unless("use_sliding_window", False)
+    if architecture not in SUPPORTED_ARCHITECTURES:
+        return _foreign_config(folder, fields, architecture)
+    _refuse_what_is_not_computed(fields, architecture)
+    is_gemma = architecture == _GEMMA3
     hidden_size = fields.integer("hidden_size")
     num_heads = fields.integer("num_attention_heads")
     max_position = fields.integer("max_position_embeddings")
+    windows = _windows(fields, architecture)
     config = ModelConfig(
         architecture=architecture,
         vocab_size=fields.integer("vocab_size"),
@@ -122,13 +138,21 @@ def read_model_config(folder: Path) -> ModelConfig:
         num_layers=fields.integer("num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=fields.integer("num_key_value_heads", num_heads),
-        head_dim=fields.integer("head_dim", hidden_size // num_heads),
+        head_dim=fields.integer("head_dim", 256 if is_gemma else hidden_size // num_heads),
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         max_position=max_position,
-        rope=_rope(fields, max_position),
-        tie_word_embeddings=bool(fields.raw.get("tie_word_embeddings", False)),
+        rope=read_rope(fields, max_position),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", default=is_gemma),
         qkv_bias=architecture == "Qwen2ForCausalLM",
         eos_token_ids=_eos_token_ids(folder, fields),
+        windows=windows,
+        local_rope=read_local_rope(fields, max_position) if is_gemma else None,
+        qk_norm=architecture in _WITH_QK_NORM,
+        gemma_norms=is_gemma,
+        query_scale=fields.number("query_pre_attn_scalar", 256.0) if is_gemma else None,
+        embedding_scale=hidden_size**0.5 if is_gemma else 1.0,
+        activation="gelu_tanh" if is_gemma else "silu",
+        experts=_experts(fields) if architecture == _QWEN3_MOE else None,
     )
     if config.num_heads % config.num_kv_heads:
         raise ConfigError(
@@ -138,46 +162,99 @@ def read_model_config(folder: Path) -> ModelConfig:
     return config
 
 
-def _architecture(fields: _Fields) -> str:
+def _architecture(fields: ConfigFields) -> str:
     names = fields.raw.get("architectures") or []
     for name in names:
-        if name in SUPPORTED_ARCHITECTURES:
+        if name in SUPPORTED_ARCHITECTURES or str(name).endswith(_CAUSAL_LM_NAMES):
             return str(name)
     found = ", ".join(map(str, names)) or "none named"
     raise ConfigError(
         f"{fields.path}: unsupported architecture ({found}); "
-        f"supported are {', '.join(SUPPORTED_ARCHITECTURES)}"
+        f"supported are {', '.join(SUPPORTED_ARCHITECTURES)}, and others by way of transformers "
+        f"that end in {' or '.join(_CAUSAL_LM_NAMES)}"
     )
 
 
-def _rope(fields: _Fields, max_position: int) -> RopeConfig:
-    """Read both spellings: rope_theta beside rope_scaling, and the newer rope_parameters."""
-    section = {
-        **(fields.raw.get("rope_scaling") or {}),
-        **(fields.raw.get("rope_parameters") or {}),
-    }
-    rope = _Fields(fields.path, section)
-    theta = rope.number("rope_theta", fields.number("rope_theta", 10_000.0))
-    kind = section.get("rope_type") or section.get("type") or "default"
-    if kind == "default":
-        return RopeConfig(theta=theta)
-    if kind == "linear":
-        return RopeConfig(theta=theta, kind="linear", factor=rope.number("factor", 1.0))
-    if kind == "llama3":
-        return RopeConfig(
-            theta=theta,
-            kind="llama3",
-            factor=rope.number("factor", 8.0),
-            low_freq_factor=rope.number("low_freq_factor", 1.0),
-            high_freq_factor=rope.number("high_freq_factor", 4.0),
-            original_max_position=rope.integer("original_max_position_embeddings", max_position),
-        )
-    raise ConfigError(
-        f"{fields.path}: rope scaling {kind!r} is not supported, only default, linear, llama3"
+def _foreign_config(folder: Path, fields: ConfigFields, architecture: str) -> ModelConfig:
+    """Read the shape of a model that transformers computes; each family has its own names.
+
+    The module is checked against it when it is loaded.
+    """
+    fields.refuse_unless("quantization_config")
+    hidden_size = fields.integer_of("hidden_size", "n_embd", "d_model")
+    num_heads = fields.integer_of("num_attention_heads", "n_head", "n_heads")
+    max_position = fields.integer_of("max_position_embeddings", "n_positions", "max_seq_len")
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=fields.integer("intermediate_size", 4 * hidden_size),
+        num_layers=fields.integer_of("num_hidden_layers", "n_layer", "n_layers"),
+        num_heads=num_heads,
+        num_kv_heads=fields.integer("num_key_value_heads", num_heads),
+        head_dim=fields.integer("head_dim", hidden_size // num_heads),
+        rms_norm_eps=1e-6,
+        max_position=max_position,
+        rope=RopeConfig(theta=10_000.0),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", default=True),
+        qkv_bias=False,
+        eos_token_ids=_eos_token_ids(folder, fields),
+        windows=_windows(fields, architecture),
     )
 
 
-def _eos_token_ids(folder: Path, fields: _Fields) -> tuple[int, ...]:
+def _refuse_what_is_not_computed(fields: ConfigFields, architecture: str) -> None:
+    fields.refuse_unless("hidden_act", "silu")
+    fields.refuse_unless("hidden_activation", "gelu_pytorch_tanh")
+    fields.refuse_unless("mlp_bias", False)
+    fields.refuse_unless("quantization_config")
+    fields.refuse_unless("pretraining_tp", 1)
+    if architecture != "Qwen2ForCausalLM":
+        fields.refuse_unless("attention_bias", False)
+    fields.refuse_unless("attn_logit_softcapping")
+    fields.refuse_unless("final_logit_softcapping")
+    fields.refuse_unless("use_bidirectional_attention", False)
+    fields.refuse_unless("decoder_sparse_step", 1)
+    fields.refuse_unless("mlp_only_layers", [])
+
+
+def _windows(fields: ConfigFields, architecture: str) -> tuple[int | None, ...]:
+    """Return the window of each layer, () when no layer has one."""
+    is_qwen = architecture.startswith("Qwen")
+    used = fields.flag("use_sliding_window", default=False) if is_qwen else True
+    if not used or architecture == "LlamaForCausalLM" or fields.raw.get("sliding_window") is None:
+        return ()
+    window = fields.integer("sliding_window")
+    num_layers = fields.integer_of("num_hidden_layers", "n_layer", "n_layers")
+    kinds = fields.raw.get("layer_types")
+    if kinds is not None:
+        known = {"sliding_attention": window, "full_attention": None}
+        if len(kinds) != num_layers or not known.keys() >= set(kinds):
+            raise ConfigError(f"{fields.path}: layer_types={kinds!r} is not supported")
+        windows = tuple(known[kind] for kind in kinds)
+    elif is_qwen:
+        first = fields.raw.get("max_window_layers", 28)
+        windows = tuple(window if i >= first else None for i in range(num_layers))
+    elif architecture == _GEMMA3:
+        pattern = fields.integer("sliding_window_pattern", 6)
+        windows = tuple(window if (i + 1) % pattern else None for i in range(num_layers))
+    else:
+        windows = (window,) * num_layers
+    return windows if any(windows) else ()
+
+
+def _experts(fields: ConfigFields) -> ExpertsConfig:
+    """Read a mixture of experts; its number goes by two names."""
+    name = "num_experts" if "num_experts" in fields.raw else "num_local_experts"
+    return ExpertsConfig(
+        num_experts=fields.integer(name),
+        num_chosen=fields.integer("num_experts_per_tok"),
+        inner_size=fields.integer("moe_intermediate_size"),
+        renormalise=fields.flag("norm_topk_prob", default=False),
+    )
+
+
+def _eos_token_ids(folder: Path, fields: ConfigFields) -> tuple[int, ...]:
     """Return the end tokens; generation_config.json wins over config.json, as in transformers."""
     value = fields.raw.get("eos_token_id")
     generation = folder / "generation_config.json"

@@ -6,18 +6,29 @@ batch of tokens; which requests they belong to is the plan's business.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional as F
 
 from kvindex.foundation.errors import DependencyError
-from worker.cpu.attention import AttentionPlan, paged_attention
+from worker.cpu.attention import AttentionPlan, PlainPlan, paged_attention, plain_plan
+from worker.cpu.compiled.choose import runs_compiled
 from worker.cpu.linear import linear
+from worker.cpu.machine import has_native_bfloat16
 from worker.model.config import ModelConfig
+from worker.model.lora import NO_ADAPTERS, BatchAdapters
 from worker.model.rotary import apply_rotary, rotary_table
 from worker.model.weights import WeightSource
+
+if TYPE_CHECKING:
+    from worker.cpu.compiled.forward import CompiledForward
+
+_FEW_ROWS = 32
+"""Up to this many rows reading the weights takes longer than the arithmetic."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -49,7 +60,11 @@ class KVCache:
 
 
 class LlamaModel:
-    """Weights and forward pass of one model in one precision; immutable once loaded."""
+    """Weights and forward pass of one model in one precision; immutable once loaded.
+
+    Steps of up to `compiled_rows` tokens run compiled, all if None. `tap`, if set, is given the
+    hidden states [tokens, hidden_size] of each step, before the last norm; none runs compiled then.
+    """
 
     def __init__(
         self,
@@ -60,8 +75,12 @@ class LlamaModel:
         final_norm: torch.Tensor,
         head: torch.Tensor,
         num_positions: int,
+        dtype: torch.dtype,
+        compiled_rows: int | None = 0,
     ) -> None:
         self.config = config
+        self._dtype = dtype
+        self.tap: Callable[[torch.Tensor], None] | None = None
         self._embedding = embedding
         self._layers = layers
         self._final_norm = final_norm
@@ -69,11 +88,35 @@ class LlamaModel:
         self._rotary = rotary_table(
             config.rope, head_dim=config.head_dim, num_positions=num_positions
         )
+        self._compiled_rows = compiled_rows
+        self._compiled = None if compiled_rows == 0 else self._compile()
+
+    @property
+    def rotary(self) -> torch.Tensor:
+        """Cosines and sines of positions, [2, num_positions, head_dim / 2]."""
+        return self._rotary
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision of weights and activations."""
-        return self._embedding.dtype
+        """The precision of activations and KV; weights may be stored in a narrower one."""
+        return self._dtype
+
+    def _suits(self, num_tokens: int, adapters: BatchAdapters) -> bool:
+        """Tell whether a step is to run compiled."""
+        is_few = self._compiled_rows is None or num_tokens <= self._compiled_rows
+        return is_few and not adapters.groups
+
+    def _compile(self) -> CompiledForward:
+        from worker.cpu.compiled.forward import CompiledForward
+
+        return CompiledForward(
+            self.config,
+            embedding=self._embedding,
+            layers=self._layers,
+            final_norm=self._final_norm,
+            head=self._head,
+            rotary=self._rotary,
+        )
 
     def forward(
         self,
@@ -83,18 +126,29 @@ class LlamaModel:
         cache: KVCache,
         plan: AttentionPlan,
         rows: torch.Tensor,
+        adapters: BatchAdapters = NO_ADAPTERS,
     ) -> torch.Tensor:
         """Compute a flattened batch; write its KV; return float32 logits of `rows` alone.
 
         token_ids, positions [tokens] int64; rows [sampled] int64; result [sampled, vocab_size].
+        `adapters` say which tokens run with which LoRA adapter.
         """
-        hidden = F.embedding(token_ids, self._embedding)
+        has_tap = self.tap is not None
+        if self._compiled is not None and not has_tap and self._suits(len(token_ids), adapters):
+            return self._compiled(token_ids, positions, cache=cache, plan=plan, rows=rows)
+        layout = plain_plan(plan)
+        hidden = F.embedding(token_ids, self._embedding).to(self._dtype)
         cos, sin = self._rotary[:, positions, None, :]
         for index, layer in enumerate(self._layers):
             normed = self._norm(hidden, layer.input_norm)
-            hidden = hidden + self._attention(index, normed, cos, sin, cache, plan)
-            gate, up = linear(self._norm(hidden, layer.post_norm), layer.gate_up).chunk(2, dim=-1)
-            hidden = hidden + linear(F.silu(gate) * up, layer.down)
+            hidden = hidden + self._attention(index, normed, cos, sin, cache, layout, adapters)
+            normed = self._norm(hidden, layer.post_norm)
+            gate_up = adapters.add(index, "gate_up", normed, linear(normed, layer.gate_up))
+            gate, up = gate_up.chunk(2, dim=-1)
+            gated = F.silu(gate) * up
+            hidden = hidden + adapters.add(index, "down", gated, linear(gated, layer.down))
+        if self.tap is not None:
+            self.tap(hidden)
         return linear(self._norm(hidden[rows], self._final_norm), self._head).float()
 
     def _attention(
@@ -104,34 +158,49 @@ class LlamaModel:
         cos: torch.Tensor,
         sin: torch.Tensor,
         cache: KVCache,
-        plan: AttentionPlan,
+        plan: PlainPlan,
+        adapters: BatchAdapters,
     ) -> torch.Tensor:
         config, layer = self.config, self._layers[index]
         heads, kv_heads = config.num_heads, config.num_kv_heads
-        qkv = linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
+        fused = adapters.add(index, "qkv", x, linear(x, layer.qkv, layer.qkv_bias))
+        qkv = fused.view(len(x), -1, config.head_dim)
         rotated = apply_rotary(qkv[:, : heads + kv_heads], cos, sin)
         cache.write(index, plan.slots, rotated[:, heads:], qkv[:, heads + kv_heads :])
         query = rotated[:, :heads]
-        attended = paged_attention(query, cache.keys[index], cache.values[index], plan)
-        return linear(attended.flatten(1), layer.out)
+        attended = paged_attention(query, cache.keys[index], cache.values[index], plan).flatten(1)
+        return adapters.add(index, "out", attended, linear(attended, layer.out))
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
+        return F.rms_norm(x, weight.shape, weight.to(x.dtype), self.config.rms_norm_eps)
 
 
 def load_llama(
-    folder: Path, config: ModelConfig, *, dtype: torch.dtype, num_positions: int
+    folder: Path,
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    num_positions: int,
+    compiled: bool | None = None,
+    deterministic: bool = False,
 ) -> LlamaModel:
-    """Load a folder's weights in `dtype`; raises DependencyError naming the tensor at fault."""
+    """Load a folder's weights to compute in `dtype`; DependencyError names a tensor at fault.
+
+    `compiled` None runs compiled where that is possible. Then weights stay in bfloat16 if that is
+    what the folder holds: the arithmetic is float32 in any case, and reads half as much.
+    """
+    if compiled is None:
+        compiled = runs_compiled(config)
     source = WeightSource(folder)
     embedding_shape = (config.vocab_size, config.hidden_size)
-    embedding = source.take("model.embed_tokens.weight", embedding_shape).to(dtype)
-    layers = [_load_layer(source, config, index, dtype) for index in range(config.num_layers)]
-    final_norm = source.take("model.norm.weight", (config.hidden_size,)).to(dtype)
+    stored = torch.bfloat16 if compiled and source.dtypes() == {"BF16"} else dtype
+    embedding = source.take("model.embed_tokens.weight", embedding_shape).to(stored)
+    layers = [_load_layer(source, config, index, stored) for index in range(config.num_layers)]
+    final_norm = source.take("model.norm.weight", (config.hidden_size,)).to(stored)
     head = embedding
     if not config.tie_word_embeddings:
-        head = source.take("lm_head.weight", embedding_shape).to(dtype)
-    _refuse_untaken(folder, source, config)
+        head = source.take("lm_head.weight", embedding_shape).to(stored)
+    refuse_untaken(folder, source, config)
     return LlamaModel(
         config,
         embedding=embedding,
@@ -139,7 +208,18 @@ def load_llama(
         final_norm=final_norm,
         head=head,
         num_positions=num_positions,
+        dtype=dtype,
+        compiled_rows=_compiled_rows(dtype, deterministic) if compiled else 0,
     )
+
+
+def _compiled_rows(dtype: torch.dtype, deterministic: bool) -> int | None:
+    """Return up to how many tokens a step runs compiled; None is any number.
+
+    Many rows in bfloat16 belong to a CPU's matrix instructions, where it has them.
+    """
+    has_better = dtype == torch.bfloat16 and has_native_bfloat16()
+    return _FEW_ROWS if has_better and not deterministic else None
 
 
 def _load_layer(source: WeightSource, config: ModelConfig, index: int, dtype: torch.dtype) -> Layer:
@@ -166,7 +246,7 @@ def _load_layer(source: WeightSource, config: ModelConfig, index: int, dtype: to
     )
 
 
-def _refuse_untaken(folder: Path, source: WeightSource, config: ModelConfig) -> None:
+def refuse_untaken(folder: Path, source: WeightSource, config: ModelConfig) -> None:
     """Refuse weights that the computation would ignore: the answers would be quietly wrong."""
     for name in source.untaken():
         harmless = name.endswith("rotary_emb.inv_freq") or (

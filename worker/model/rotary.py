@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from worker.model.config import RopeConfig
+from worker.model.rope_config import RopeConfig
 
 
 def rotary_table(rope: RopeConfig, *, head_dim: int, num_positions: int) -> torch.Tensor:

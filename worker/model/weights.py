@@ -41,7 +41,12 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def tensor_names(file: Path) -> list[str]:
-    """Return the names in a safetensors file, from its header.
+    """Return the names in a safetensors file; see `tensor_shapes`."""
+    return list(tensor_shapes(file))
+
+
+def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor in a safetensors file, from its header.
 
     Raises DependencyError when the header is damaged or the file is shorter than it says.
     """
@@ -53,13 +58,14 @@ def tensor_names(file: Path) -> list[str]:
         header = json.loads(head)
         header.pop("__metadata__", None)
         end = max(entry["data_offsets"][1] for entry in header.values())
+        shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DependencyError(f"{file} is no safetensors file, or it is damaged") from error
     if _LENGTH_BYTES + length + end != size:
         raise DependencyError(
             f"{file} is truncated: {size} bytes, its header promises {_LENGTH_BYTES + length + end}"
         )
-    return list(header)
+    return shapes
 
 
 def weights_digest(folder: Path) -> str:
@@ -102,6 +108,16 @@ class WeightSource:
             )
         self._taken.add(name)
         return tensor
+
+    def dtypes(self) -> set[str]:
+        """Return the precisions that the files hold, as safetensors names them ("BF16")."""
+        from safetensors import safe_open
+
+        found: set[str] = set()
+        for file in set(self._file_of.values()):
+            with safe_open(file, framework="pt") as tensors:
+                found |= {tensors.get_slice(name).get_dtype() for name in tensor_names(file)}
+        return found
 
     def untaken(self) -> Iterator[str]:
         """Yield the names that nobody asked for."""

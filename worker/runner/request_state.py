@@ -21,16 +21,19 @@ Int64Array = npt.NDArray[np.int64]
 class RequestTable:
     """State of at most `max_num_seqs` requests, indexed by slot.
 
-    Must hold: `num_computed[slot] <= num_tokens[slot]`, and the block table covers every token
-    that has been scheduled.
+    Must hold: `num_computed[slot] <= num_tokens[slot]`, and the block tables, one for each of
+    `num_groups` cache groups, cover every token that has been scheduled.
     """
 
-    def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
+    def __init__(
+        self, *, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int = 1
+    ) -> None:
+        self.max_model_len = max_model_len
         max_blocks = -(-max_model_len // block_size)
         # One more than a sequence may hold: the token sampled from the last position.
         self.token_ids: Int32Array = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
-        self.block_ids: Int32Array = np.zeros((max_num_seqs, max_blocks), np.int32)
-        self.num_blocks: Int64Array = np.zeros(max_num_seqs, np.int64)
+        self.block_ids: Int32Array = np.zeros((num_groups, max_num_seqs, max_blocks), np.int32)
+        self.num_blocks: Int64Array = np.zeros((num_groups, max_num_seqs), np.int64)
         self.num_tokens: Int64Array = np.zeros(max_num_seqs, np.int64)
         self.num_prompt_tokens: Int64Array = np.zeros(max_num_seqs, np.int64)
         self.num_computed: Int64Array = np.zeros(max_num_seqs, np.int64)
@@ -43,6 +46,10 @@ class RequestTable:
     def slots(self, request_ids: Sequence[str]) -> Int64Array:
         """Return the slots of running requests, in the order given."""
         return np.array([self._slot_of[request_id] for request_id in request_ids], np.int64)
+
+    def slot(self, request_id: str) -> int:
+        """Return the slot of a running request."""
+        return self._slot_of[request_id]
 
     def drop(self, request_id: str) -> None:
         """Forget a request; an id that never reached this runner is ignored.
@@ -68,7 +75,7 @@ class RequestTable:
         self.num_tokens[slot] = num_tokens
         self.num_prompt_tokens[slot] = request.num_prompt_tokens
         self.num_computed[slot] = request.num_computed_tokens
-        self.num_blocks[slot] = 0
+        self.num_blocks[:, slot] = 0
         self._extend(slot, request.block_ids)
         return slot
 
@@ -80,8 +87,11 @@ class RequestTable:
         """Yield what is known of every request, for a full-state digest; O(all tokens)."""
         for request_id, slot in self._slot_of.items():
             tokens = self.token_ids[slot, : self.num_tokens[slot]].tolist()
-            block_ids = self.block_ids[slot, : self.num_blocks[slot]].tolist()
-            yield request_id, tokens, [block_ids], int(self.num_computed[slot])
+            block_ids = [
+                self.block_ids[group, slot, :count].tolist()
+                for group, count in enumerate(self.num_blocks[:, slot])
+            ]
+            yield request_id, tokens, block_ids, int(self.num_computed[slot])
 
     def extend_prompt(self, request_id: str, token_ids: Sequence[int]) -> None:
         """Append to the prompt of a running request that has no output yet."""
@@ -91,13 +101,19 @@ class RequestTable:
         self.num_tokens[slot] += count
         self.num_prompt_tokens[slot] += count
 
+    def write_drafts(self, slot: int, token_ids: Sequence[int]) -> None:
+        """Put guesses behind the known tokens, where the next ones will stand."""
+        start = self.num_tokens[slot]
+        self.token_ids[slot, start : start + len(token_ids)] = token_ids
+
     def append(self, slot: int, token_id: int) -> None:
         """Append a sampled token."""
         self.token_ids[slot, self.num_tokens[slot]] = token_id
         self.num_tokens[slot] += 1
 
     def _extend(self, slot: int, block_ids: Sequence[Sequence[int]]) -> None:
-        (new,) = block_ids
-        start = self.num_blocks[slot]
-        self.block_ids[slot, start : start + len(new)] = new
-        self.num_blocks[slot] = start + len(new)
+        assert len(block_ids) == len(self.block_ids), "one list of blocks per cache group"
+        for group, new in enumerate(block_ids):
+            start = self.num_blocks[group, slot]
+            self.block_ids[group, slot, start : start + len(new)] = new
+            self.num_blocks[group, slot] = start + len(new)

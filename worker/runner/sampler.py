@@ -1,4 +1,4 @@
-"""Chooses the next token of each row: greedy, or drawn after temperature, top-k and top-p.
+"""Chooses the next token of each row: greedy, or drawn after temperature, min-p, top-k, top-p.
 
 A draw depends on (seed, choice, output position) alone: there is no generator state, so a request
 draws the same alone, in a batch, after preemption and on another replica.
@@ -6,33 +6,61 @@ draws the same alone, in a batch, after preemption and on another replica.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from worker.runner.adjust import adjust
 from worker.runner.request_state import Int64Array
 from worker.runner.sampling_state import SamplingRows
 
 GREEDY_BELOW = 1e-5
 """Below this temperature a row is greedy (as in vLLM)."""
 
+Sampler = Callable[[torch.Tensor, SamplingRows], Int64Array]
+"""What chooses tokens as `sample` does; a device may have a faster way."""
+
+_MOST_SEEN = 512
+"""So many of a row's best tokens are ordered at first; nearly always no more of them stay."""
+
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
 def sample(logits: torch.Tensor, rows: SamplingRows) -> Int64Array:
-    """Return one token id per row; logits [rows, vocab_size] float32, finite, left unchanged."""
-    logits = _mask(logits, rows)
+    """Return one token id per row; logits [rows, vocab_size] float32, left unchanged.
+
+    Every row has a finite logit; those that a grammar rules out are -inf.
+    """
+    logits = adjust(logits, rows)
     tokens = logits.argmax(dim=-1)
     drawn = np.flatnonzero(rows.temperature >= GREEDY_BELOW)
     if len(drawn):
-        index = torch.from_numpy(drawn)
-        temperature = torch.from_numpy(rows.temperature[drawn])
-        scaled = logits[index] / temperature[:, None]
-        scaled = _truncate(scaled, rows.top_k[drawn], rows.top_p[drawn])
+        index = torch.from_numpy(drawn).to(logits.device)
         numbers = uniform(rows.seed[drawn], rows.choice[drawn], rows.position[drawn])
-        tokens[index] = _draw(scaled, torch.from_numpy(numbers))
-    result: Int64Array = tokens.numpy()
+        tokens[index] = _draw(
+            tempered(logits[index], rows, drawn), torch.from_numpy(numbers).to(logits.device)
+        )
+    result: Int64Array = tokens.cpu().numpy()
     return result
+
+
+def tempered(logits: torch.Tensor, rows: SamplingRows, drawn: Int64Array) -> torch.Tensor:
+    """Return the logits of the distribution that the rows `drawn` of `rows` draw from.
+
+    `logits` [drawn, vocab_size] are adjusted (adjust.py) and belong to those rows, in order.
+    """
+    temperature = torch.from_numpy(rows.temperature[drawn]).to(logits.device)
+    scaled = logits / temperature[:, None]
+    min_p = rows.min_p[drawn]
+    if min_p.any():
+        # A log probability differs from the best one's as the logits do. Of 0 nothing is cut.
+        with np.errstate(divide="ignore"):
+            margin = torch.from_numpy(np.log(min_p)).to(logits.device)
+        lowest = scaled.amax(dim=-1, keepdim=True) + margin[:, None]
+        scaled = scaled.masked_fill(scaled < lowest, -torch.inf)
+    return truncate(scaled, rows.top_k[drawn], rows.top_p[drawn])
 
 
 def uniform(
@@ -55,38 +83,70 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-def _mask(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    """Rule out the stop tokens of rows that have not reached their min_tokens."""
-    pairs = [(row, token) for row, tokens in enumerate(rows.masked_tokens) for token in tokens]
-    if not pairs:
-        return logits
-    row, token = torch.tensor(pairs).unbind(dim=1)
-    return logits.index_put((row, token), torch.tensor(-torch.inf))
-
-
-def _truncate(
+def truncate(
     logits: torch.Tensor, top_k: Int64Array, top_p: npt.NDArray[np.float64]
 ) -> torch.Tensor:
     """Rule out what top-k, then top-p over the renormalised rest, cut off; the best token stays.
 
-    Only rows that ask for it are sorted: the order of the rest would cost more than the draw.
+    Of equal tokens the first in the vocabulary stay. Only rows that ask for it are ordered, and of
+    those only their best tokens: the order of the rest would cost more than all else.
     """
     vocab_size = logits.shape[-1]
     cut = np.flatnonzero(((top_k > 0) & (top_k < vocab_size)) | (top_p < 1.0))
     if not len(cut):
         return logits
-    index = torch.from_numpy(cut)
-    limit = torch.from_numpy(np.where(top_k[cut] > 0, top_k[cut], vocab_size))
-    values, order = logits[index].sort(dim=-1, descending=True, stable=True)
-    values = values.masked_fill(torch.arange(vocab_size) >= limit[:, None], -torch.inf)
-    probabilities = values.softmax(dim=-1).double()
+    limit = np.where(top_k[cut] > 0, np.minimum(top_k[cut], vocab_size), vocab_size)
+    index = torch.from_numpy(cut).to(logits.device)
+    limits = torch.from_numpy(limit).to(logits.device)
+    shares = torch.from_numpy(np.where(top_p[cut] < 1.0, top_p[cut], np.inf)).to(logits.device)
+    logits = logits.clone()
+    kept, is_settled = _kept_of_best(logits[index], limits, shares)
+    logits[index] = kept
+    unsettled = ~is_settled
+    if unsettled.any():
+        index = index[unsettled]
+        logits[index] = _kept_of_all(logits[index], limits[unsettled], shares[unsettled])
+    return logits
+
+
+def _kept_of_best(
+    logits: torch.Tensor, limits: torch.Tensor, shares: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cut rows by looking at their best tokens; also tell which rows that has settled.
+
+    It has not where more tokens stay, or are to share the probability, than were looked at, nor
+    where the last to stay has equals among those to go; such rows are returned as they are.
+    Whether a row is settled depends on nothing beside it.
+    """
+    vocab_size = logits.shape[-1]
+    seen = torch.where(limits <= _MOST_SEEN, limits, _MOST_SEEN).clamp(max=vocab_size - 1)
+    values = logits.topk(int(seen.max()) + 1, dim=-1).values
+    place = torch.arange(values.shape[-1], device=logits.device)
+    within = values.masked_fill(place >= limits[:, None], -torch.inf)
+    is_short = limits <= seen
+    total = torch.where(is_short, within.logsumexp(dim=-1), logits.logsumexp(dim=-1))
+    probabilities = (within - total[:, None]).exp().double()
     before = probabilities.cumsum(dim=-1) - probabilities
-    beyond = before >= torch.from_numpy(top_p[cut])[:, None]
+    stays = (before < shares[:, None]) & (place < limits[:, None])
+    count = stays.sum(dim=-1).clamp(min=1)
+    last = values.gather(-1, count[:, None] - 1)
+    following = values.gather(-1, count[:, None].clamp(max=values.shape[-1] - 1))
+    is_settled = (count <= seen) & (following < last).squeeze(-1)
+    is_settled &= is_short | (limits == vocab_size)
+    lowest = last.masked_fill(~is_settled[:, None], -torch.inf)
+    return logits.masked_fill(logits < lowest, -torch.inf), is_settled
+
+
+def _kept_of_all(logits: torch.Tensor, limits: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+    """Cut rows by ordering all of their tokens."""
+    values, order = logits.sort(dim=-1, descending=True, stable=True)
+    place = torch.arange(logits.shape[-1], device=logits.device)
+    values = values.masked_fill(place >= limits[:, None], -torch.inf)
+    probabilities = values.softmax(dim=-1).double()
+    beyond = probabilities.cumsum(dim=-1) - probabilities >= shares[:, None]
     beyond[:, 0] = False
     kept = values.masked_fill(beyond, -torch.inf)
-    logits = logits.clone()
-    logits[index] = torch.empty_like(kept).scatter_(-1, order, kept)
-    return logits
+    return torch.empty_like(kept).scatter_(-1, order, kept)
 
 
 def _draw(logits: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
@@ -98,5 +158,5 @@ def _draw(logits: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     cumulated = logits.softmax(dim=-1).double().cumsum(dim=-1)
     total = cumulated[:, -1:]
     # Strictly below the total: the token found always has a probability above zero.
-    target = torch.minimum(numbers[:, None] * total, torch.nextafter(total, torch.zeros(())))
+    target = torch.minimum(numbers[:, None] * total, torch.nextafter(total, total.new_zeros(())))
     return torch.searchsorted(cumulated, target, right=True).squeeze(-1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from worker.server import generate_api, side_api
+from worker.server import adapter_api, description, generate_api, side_api, sleep_api
 from worker.server.front import ReplicaFront
 from worker.server.http import echo_request_id, require_bearer, shape_errors
 
@@ -24,8 +24,12 @@ def build_app(front: ReplicaFront) -> web.Application:
     app.on_response_prepare.append(echo_request_id)
     app.router.add_post("/v1/chat/completions", generate_api.chat_completions)
     app.router.add_post("/v1/completions", generate_api.completions)
+    app.router.add_post("/v1/responses", generate_api.responses)
     app.router.add_get("/v1/models", side_api.models)
+    app.router.add_post("/v1/load_lora_adapter", adapter_api.load)
+    app.router.add_post("/v1/unload_lora_adapter", adapter_api.unload)
     app.router.add_get("/health", side_api.health)
+    app.router.add_get("/openapi.json", description.openapi)
     app.router.add_get("/metrics", side_api.metrics)
     app.router.add_get("/kv/snapshot", side_api.kv_snapshot)
     app.router.add_post("/kv/rebuild", side_api.kv_rebuild)
@@ -34,7 +38,11 @@ def build_app(front: ReplicaFront) -> web.Application:
     app.router.add_post("/pause", side_api.pause)
     app.router.add_post("/resume", side_api.resume)
     app.router.add_get("/is_paused", side_api.is_paused)
+    app.router.add_post("/sleep", sleep_api.sleep)
+    app.router.add_post("/wake_up", sleep_api.wake_up)
+    app.router.add_get("/is_sleeping", sleep_api.is_sleeping)
+    app.router.add_post("/update_weights", sleep_api.update_weights)
     app.router.add_get("/tokenizer", side_api.tokenizer)
-    app.router.add_post("/tokenize", side_api.tokenize)
-    app.router.add_post("/detokenize", side_api.detokenize)
+    app.router.add_post("/tokenize", side_api.tokenize_text)
+    app.router.add_post("/detokenize", side_api.detokenize_ids)
     return app

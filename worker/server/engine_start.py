@@ -9,10 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.frontend.encoder import Encoder
+from worker.config import cache_directory
 from worker.core.client import EngineClient
 from worker.core.data_parallel import DataParallelClient
 from worker.core.process_client import ProcessClient
 from worker.core.spec import CoreSpec, ScriptedModel
+from worker.gpu.config import GpuConfig
 from worker.server.spec import ReplicaSpec
 
 _SCRIPTED_MODEL_LEN = 8192
@@ -56,5 +58,15 @@ def core_spec(spec: ReplicaSpec, encoder: Encoder, *, dp_rank: int = 0) -> CoreS
         kv_cache_memory_bytes=spec.kv_cache_memory_bytes,
         publish_events=spec.in_fleet,
         runner_process=spec.runner_process,
+        tensor_parallel_size=spec.tensor_parallel_size,
+        deterministic=spec.deterministic,
+        distributed_executor_backend=spec.distributed_executor_backend,
         step_log=step_log,
+        gpu=GpuConfig(
+            device=spec.device,
+            memory_utilization=spec.gpu_memory_utilization,
+            graph_mode=spec.cuda_graph_mode,
+            enforce_eager=spec.enforce_eager,
+            profile_dir=str(cache_directory(None) / "gpu-profiles"),
+        ),
     )

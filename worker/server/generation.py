@@ -12,14 +12,20 @@ import uuid
 from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
+from engine.frontend.dialect import Conversation
 from engine.frontend.errors import RequestError
 from engine.frontend.extension import ResumedChoice
+from engine.frontend.logprobs import TokenLogprobs
+from engine.frontend.message_fold import CallIds, MessageFold
 from engine.frontend.openai import ChatCompletionRequest, CompletionRequest, Usage, usage_of
 from engine.frontend.output_fold import Delta, OutputFold
 from engine.frontend.params import check_token_ids, sampling_params
 from engine.frontend.prompt import PromptEncoder
-from engine.messages import EngineInfo, EngineOutput, EngineRequest
+from engine.messages import EngineInfo, EngineOutput, EngineRequest, LoRARequest
+from worker.server.echo import Echo, echo_of
+from worker.server.output_rules import OutputRules, ruled_params
 
 GenerateRequest = ChatCompletionRequest | CompletionRequest
 
@@ -30,7 +36,10 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 class Choice:
     """One choice: what the engine is asked, and what has come of it.
 
-    `resumed` is what another replica has done of it; None when it begins here.
+    `resumed` is what another replica has done of it; None when it begins here. `prompt_logprobs`
+    are there with its first output, if they were asked for. `is_echo_only`: the one token that the
+    engine samples is not shown. In a chat, `message` is what its text says, by the rules of the
+    `conversation`.
     """
 
     index: int
@@ -38,11 +47,30 @@ class Choice:
     fold: OutputFold
     num_cached_tokens: int = 0
     resumed: ResumedChoice | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    is_echo_only: bool = False
+    conversation: Conversation | None = None
+    message: MessageFold | None = None
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """Output tokens that were thinking, None where none can be."""
+        if self.conversation is None or self.message is None:
+            return None
+        return self.conversation.num_reasoning_tokens(self.fold.token_ids, self.message)
 
     @property
     def resumed_text_length(self) -> int:
         """Characters of its text that the client has already."""
         return 0 if self.resumed is None else self.resumed.text_length
+
+    def take_part(self, conversation: Conversation, request_id: str) -> None:
+        """Begin the message of a chat, with what the client has of its text already."""
+        self.conversation = conversation
+        self.message = conversation.fold(CallIds(request_id, self.index))
+        shown = self.fold.text[: self.resumed_text_length]
+        if shown:
+            self.message.push(shown, is_last=False)
 
     def push(self, output: EngineOutput) -> Delta:
         """Fold one engine output; RequestError when the engine gave up on the request."""
@@ -53,19 +81,27 @@ class Choice:
             )
         if output.num_cached_tokens is not None and self.resumed is None:
             self.num_cached_tokens = output.num_cached_tokens
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
+        if self.is_echo_only:
+            return self.fold.push([], finish_reason="length")
         return self.fold.push(
-            output.token_ids, finish_reason=reason, stop_token_id=output.stop_token_id
+            output.token_ids,
+            logprobs=output.logprobs,
+            finish_reason=reason,
+            stop_token_id=output.stop_token_id,
         )
 
 
 @dataclass(slots=True)
 class Generation:
-    """A prepared request. Choice i belongs to prompt i // n."""
+    """A prepared request. Choice i belongs to prompt i // n, and so does its echo, if any."""
 
     request: GenerateRequest
     request_id: str
     prompts: list[list[int]]
     choices: list[Choice] = field(default_factory=list)
+    echoes: list[Echo | None] = field(default_factory=list)
 
     @property
     def dp_rank(self) -> int | None:
@@ -88,13 +124,29 @@ class Generation:
 
     def usage(self) -> Usage:
         """Sum up; of each prompt, the first choice tells what was cached."""
+        thought = [choice.num_reasoning_tokens for choice in self.choices]
+        known = [count for count in thought if count is not None]
         return usage_of(
+            num_reasoning_tokens=sum(known) if known else None,
             num_prompt_tokens=sum(map(len, self.prompts)),
             num_output_tokens=sum(len(choice.fold.token_ids) for choice in self.choices),
             num_cached_tokens=sum(
                 choice.num_cached_tokens for choice in self.choices[:: self.request.n]
             ),
         )
+
+    def chunk_usage(self) -> Usage | UnsetType | None:
+        """Return what a chunk that is not the last says of usage: nothing, null, or how far it is.
+
+        Where all chunks state it, as OpenAI has it for none but the last.
+        """
+        if self.request.states_usage:
+            return self.usage()
+        return None if self.request.include_usage else UNSET
+
+    def echo_of(self, choice: Choice) -> Echo | None:
+        """Return what precedes a choice's text, None when nothing does."""
+        return self.echoes[choice.index // self.request.n]
 
     def prompt_of(self, choice: Choice) -> list[int]:
         """Return the prompt that a choice continues."""
@@ -108,13 +160,26 @@ class Preparer:
     `prefixfleet` field obeyed.
     """
 
-    def __init__(self, prompts: PromptEncoder, info: EngineInfo, *, trusts_extension: bool) -> None:
+    def __init__(
+        self,
+        prompts: PromptEncoder,
+        info: EngineInfo,
+        *,
+        trusts_extension: bool,
+        rules: OutputRules,
+    ) -> None:
         self._prompts = prompts
         self._info = info
+        self._rules = rules
         self._trusts_extension = trusts_extension
 
-    def prepare(self, request: GenerateRequest, *, request_id: str) -> Generation:
-        """Render, tokenize and check; raise RequestError naming the field that is wrong."""
+    def prepare(
+        self, request: GenerateRequest, *, request_id: str, lora: LoRARequest | None = None
+    ) -> Generation:
+        """Render, tokenize and check; raise RequestError naming the field that is wrong.
+
+        `lora` is the adapter that the request's model name stands for.
+        """
         extension = request.prefixfleet
         if extension is not None:
             if not self._trusts_extension:
@@ -125,7 +190,7 @@ class Preparer:
                 )
             request_id = extension.request_id
         generation = Generation(request, request_id, self._prompt_token_ids(request))
-        self._add_choices(generation)
+        self._add_choices(generation, lora)
         return generation
 
     def _prompt_token_ids(self, request: GenerateRequest) -> list[list[int]]:
@@ -141,10 +206,10 @@ class Preparer:
             check_token_ids(ids, vocab_size=self._info.vocab_size, param=param)
             return [ids]
         if isinstance(request, ChatCompletionRequest):
-            return [self._prompts.chat(request)]
+            return [self._prompts.chat(request, scope=request.cache_salt or "")]
         return self._prompts.completion(request)
 
-    def _add_choices(self, generation: Generation) -> None:
+    def _add_choices(self, generation: Generation, lora: LoRARequest | None) -> None:
         request, extension = generation.request, generation.request.prefixfleet
         drawn = extension.seed if extension is not None else None
         seed = secrets.randbits(63) if drawn is None else drawn
@@ -152,13 +217,17 @@ class Preparer:
         unique = f"{generation.request_id}-{uuid.uuid4().hex[:8]}"
         resumed = self._resumed_choices(generation)
         for prompt_token_ids in generation.prompts:
+            conversation = self._rules.conversation(request, prompt_token_ids)
             params = sampling_params(
                 request,
                 num_prompt_tokens=len(prompt_token_ids),
                 max_model_len=self._info.max_model_len,
                 vocab_size=self._info.vocab_size,
                 seed=seed,
+                encoder=self._prompts.encoder,
             )
+            params = ruled_params(params, conversation)
+            generation.echoes.append(echo_of(request, prompt_token_ids, self._prompts.encoder))
             for i in range(request.n):
                 index = len(generation.choices)
                 engine_request = EngineRequest(
@@ -171,8 +240,14 @@ class Preparer:
                     priority=extension.priority if extension else request.priority,
                     tenant=extension.tenant if extension else None,
                     weight=extension.weight if extension else 1.0,
+                    lora=lora,
                 )
                 choice = self._choice(index, engine_request, resumed.get(index))
+                choice.is_echo_only = (
+                    isinstance(request, CompletionRequest) and request.is_echo_only
+                )
+                if conversation is not None:
+                    choice.take_part(conversation, generation.request_id)
                 generation.choices.append(choice)
 
     def _resumed_choices(self, generation: Generation) -> dict[int, ResumedChoice]:
@@ -203,7 +278,11 @@ class Preparer:
                 fold.restore(resumed.token_ids, text_length=resumed.text_length)
             except ValueError as error:
                 raise _resume_error(index, str(error)) from None
-            request = msgspec.structs.replace(request, resume_token_ids=resumed.token_ids)
+            # The client has those of the prompt already.
+            sampling = msgspec.structs.replace(request.sampling, prompt_logprobs=None)
+            request = msgspec.structs.replace(
+                request, sampling=sampling, resume_token_ids=resumed.token_ids
+            )
         return Choice(index, request, fold, resumed.num_cached_tokens, resumed)
 
 

@@ -25,7 +25,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 REQUEST_ID = web.RequestKey("request_id", str)
 REQUEST_ID_HEADER = "x-request-id"
-OPEN_PATHS = frozenset({"/health"})
+OPEN_PATHS = frozenset({"/health", "/openapi.json"})
 _POLLED_PATHS = frozenset({"/health", "/metrics"})
 
 _KIND_OF_STATUS = {
@@ -40,7 +40,11 @@ _KIND_OF_STATUS = {
 
 def json_response(payload: Any, *, status: int = 200) -> web.Response:
     """Answer with a Struct (or anything msgspec encodes) as JSON."""
-    body = msgspec.json.encode(payload)
+    return json_bytes(msgspec.json.encode(payload), status=status)
+
+
+def json_bytes(body: bytes, *, status: int = 200) -> web.Response:
+    """Answer with what is JSON already."""
     return web.Response(body=body, status=status, content_type="application/json")
 
 

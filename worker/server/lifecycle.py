@@ -77,7 +77,7 @@ async def serve(spec: ReplicaSpec, stop: StopSignals) -> int:
             with _socket_dir(spec) as socket_dir:
                 return await _load_and_serve(front, socket_dir, stop)
     finally:
-        front.pool.close()
+        front.close()
 
 
 async def _load_and_serve(front: ReplicaFront, socket_dir: Path, stop: StopSignals) -> int:
@@ -96,6 +96,8 @@ async def _load_and_serve(front: ReplicaFront, socket_dir: Path, stop: StopSigna
 
 async def _load(front: ReplicaFront, socket_dir: Path) -> EngineClient:
     encoder = await asyncio.to_thread(Encoder, front.bundle)
+    for name, path in front.spec.lora_adapters.items():
+        front.adapters.add(await asyncio.to_thread(front.adapters.check, name, path))
     client = await start_engine(front.spec, encoder, socket_dir)
     max_model_len = client.info.max_model_len
     prompts = PromptEncoder(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -20,6 +21,7 @@ from prometheus_client.core import (
 
 from engine.messages import EngineStats, TenantStats
 from engine.residency import AGE_BUCKETS_S, AgeCounts, BlockAges
+from kvindex.ingest_state import IngestCounters
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LABELS = ("model_name", "engine")
@@ -81,15 +83,18 @@ class FrontMetrics:
         *,
         mode: str,
         num_active: int,
+        ingest: Mapping[int, IngestCounters],
     ) -> bytes:
         """Return the scrape; `stats` are those of every engine core by rank, empty without any.
 
-        `tenants` are summed over all cores; "" stands for requests without a tenant.
+        `tenants` are summed over all cores; "" stands for requests without a tenant. `ingest`: what
+        happened to the KV events of each core on their way into the fleet's index.
         """
         registry = CollectorRegistry()
         registry.register(_TenantCollector(self._model, tenants))
         registry.register(_EngineCollector(self._model, stats))
         registry.register(_FrontCollector(self._model, mode, num_active))
+        registry.register(_IngestCollector(self._model, ingest))
         return generate_latest(self._registry) + generate_latest(registry)
 
 
@@ -106,6 +111,7 @@ def _kv_usage(stats: EngineStats) -> float:
 
 
 _GAUGES = (
+    _Figure("vllm:engine_sleep_state", "0 awake, 1 or 2 asleep.", lambda s: s.sleep_level or 0),
     _Figure("vllm:num_requests_running", "Requests in the batch.", lambda s: s.num_running),
     _Figure("vllm:num_requests_waiting", "Requests that wait.", lambda s: s.num_waiting),
     _Figure(
@@ -146,6 +152,11 @@ _COUNTERS = (
     _Figure("vllm:prompt_tokens", "Prompt tokens processed.", lambda s: s.prompt_tokens_total),
     _Figure("vllm:generation_tokens", "Tokens generated.", lambda s: s.generation_tokens_total),
     _Figure("vllm:num_preemptions", "Preemptions.", lambda s: s.preemptions_total),
+    _Figure(
+        "prefixfleet_engine_padding_tokens",
+        "Tokens computed for nobody, to fill a shape up.",
+        lambda s: s.padding_tokens_total,
+    ),
     _Figure("prefixfleet_engine_evictions", "Cached blocks evicted.", lambda s: s.evictions_total),
     _Figure(
         "prefixfleet_engine_resyncs",
@@ -156,6 +167,19 @@ _COUNTERS = (
         "prefixfleet_engine_host_stores", "Blocks moved to host.", lambda s: s.host_stores_total
     ),
     _Figure("prefixfleet_engine_host_loads", "Blocks brought back.", lambda s: s.host_loads_total),
+    _Figure(
+        "vllm:spec_decode_num_drafts", "Rows of guesses verified.", lambda s: s.spec_drafts_total
+    ),
+    _Figure(
+        "vllm:spec_decode_num_draft_tokens",
+        "Guesses verified.",
+        lambda s: s.spec_draft_tokens_total,
+    ),
+    _Figure(
+        "vllm:spec_decode_num_accepted_tokens",
+        "Guesses that became output.",
+        lambda s: s.spec_accepted_tokens_total,
+    ),
     _Figure("prefixfleet_engine_busy_seconds", "Seconds spent in steps.", lambda s: s.busy_s_total),
 )
 
@@ -193,6 +217,18 @@ class _EngineCollector:
                 ages = read(stats.block_ages)
                 family.add_metric((self._model, str(rank)), _buckets(ages), ages.total_s)
             yield family
+        yield self._accepted_by_place()
+
+    def _accepted_by_place(self) -> Metric:
+        family = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Guesses that became output, by their place in the row.",
+            labels=(*_LABELS, "position"),
+        )
+        for rank, stats in enumerate(self._stats):
+            for place, count in enumerate(stats.spec_accepted_at_total):
+                family.add_metric((self._model, str(rank), str(place)), count)
+        return family
 
     def _filled(
         self, family: GaugeMetricFamily | CounterMetricFamily, figure: _Figure
@@ -234,6 +270,11 @@ _TENANT_FIGURES = (
     ),
     _TenantFigure(
         "prefixfleet_engine_tenant_preemptions", "Preemptions.", lambda s: s.preemptions_total
+    ),
+    _TenantFigure(
+        "prefixfleet_engine_tenant_evictions",
+        "Cached blocks evicted that it had computed.",
+        lambda s: s.evictions_total,
     ),
     _TenantFigure(
         "prefixfleet_engine_tenant_held_blocks",
@@ -280,3 +321,23 @@ class _FrontCollector:
         )
         mode.add_metric((self._model, self._mode), 1)
         return (active, mode)
+
+
+class _IngestCollector:
+    """The way of the KV events into the index: `event` gaps, snapshots and the like."""
+
+    def __init__(self, model: str, ingest: Mapping[int, IngestCounters]) -> None:
+        self._model = model
+        self._ingest = ingest
+
+    def collect(self) -> Iterable[Metric]:
+        family = CounterMetricFamily(
+            "prefixfleet_engine_ingest",
+            "What happened to KV events on their way into the index.",
+            labels=(*_LABELS, "event"),
+        )
+        for rank, counters in self._ingest.items():
+            for name, number in asdict(counters).items():
+                event = name.removeprefix("num_")
+                family.add_metric((self._model, str(rank), event), number)
+        return (family,)

@@ -160,7 +160,7 @@ def load_report(front: ReplicaFront, core: EngineClient) -> LoadReport:
         kv_usage=1 - stats.num_free_blocks / stats.num_blocks if stats.num_blocks else 0.0,
         prefill_tokens_per_s=stats.prefill_tokens_per_s,
         decode_tokens_per_s=stats.decode_tokens_per_s,
-        draining=front.status == "draining",
+        draining=front.status == "draining" or front.rest_reason is not None,
     )
 
 
@@ -180,4 +180,5 @@ def replica_record(front: ReplicaFront, core: EngineClient, epoch: int) -> Repli
         num_blocks=info.num_blocks,
         max_model_len=info.max_model_len,
         dp_size=spec.data_parallel_size,
+        adapters=front.adapters.records(),
     )

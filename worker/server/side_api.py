@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from engine.frontend.errors import RequestError
-from engine.frontend.openai import ChatMessage, ModelCard, ModelList
-from engine.frontend.params import check_token_ids
-from engine.frontend.parse import invalid_field, parse_object
+from engine.frontend.openai import ModelCard, ModelList
+from engine.frontend.tokenize import (
+    DetokenizeAnswer,
+    TokenizeAnswer,
+    detokenize,
+    parse_detokenize_request,
+    parse_tokenize_request,
+    tokenize,
+)
 from engine.messages import EngineStats, TenantStats
 from kvindex.foundation.errors import DependencyError
 from worker.core.client import EngineClient
@@ -28,49 +33,25 @@ _log = logging.getLogger("prefixfleet.replica.side")
 MSGPACK = "application/msgpack"
 _TENANT_STATS_TIMEOUT_S = 1.0
 _DRAIN_POLL_S = 0.05
-StructT = TypeVar("StructT", bound=msgspec.Struct)
-
-
-class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of POST /tokenize: a `prompt` or `messages`."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[ChatMessage] | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool = True
-    return_token_strs: bool = False
-
-
-class TokenizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Token ids of a text."""
-
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str | None] | None = None
-
-
-class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of POST /detokenize."""
-
-    tokens: list[int]
-    model: str | None = None
-
-
-class DetokenizeAnswer(msgspec.Struct, frozen=True):
-    """Text of token ids."""
-
-    prompt: str
 
 
 async def models(request: web.Request) -> web.Response:
-    """List the names under which this replica serves its model."""
+    """List the names under which this replica serves its model, and its adapters."""
     front = request.app[FRONT]
     max_model_len = front.client.info.max_model_len
     cards = [
         ModelCard(id=name, created=front.created_at, max_model_len=max_model_len)
         for name in front.spec.served_models
+    ]
+    cards += [
+        ModelCard(
+            id=adapter.name,
+            created=front.created_at,
+            max_model_len=max_model_len,
+            root=adapter.path,
+            parent=front.spec.served_models[0],
+        )
+        for adapter in front.adapters
     ]
     return json_response(ModelList(data=cards))
 
@@ -93,7 +74,9 @@ async def health(request: web.Request) -> web.Response:
 
 
 def _bad_status(front: ReplicaFront) -> str:
-    return "unresponsive" if front.status == "ready" else front.status
+    if front.status != "ready":
+        return front.status
+    return "sleeping" if front.trouble() == front.rest_reason else "unresponsive"
 
 
 async def metrics(request: web.Request) -> web.Response:
@@ -101,7 +84,13 @@ async def metrics(request: web.Request) -> web.Response:
     front = request.app[FRONT]
     stats = [core.stats for core in front.client.ranks] if front.has_engine else []
     tenants = await _tenant_stats(front) if front.has_engine else {}
-    text = front.metrics.render(stats, tenants, mode=front.index_mode, num_active=front.num_active)
+    text = front.metrics.render(
+        stats,
+        tenants,
+        mode=front.index_mode,
+        num_active=front.num_active,
+        ingest={rank: ingester.counters for rank, ingester in front.ingesters.items()},
+    )
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
 
@@ -223,61 +212,35 @@ async def tokenizer(request: web.Request) -> web.Response:
     return web.Response(body=msgspec.msgpack.encode(bundle), content_type=MSGPACK, headers=headers)
 
 
-async def tokenize(request: web.Request) -> web.Response:
+async def tokenize_text(request: web.Request) -> web.Response:
     """Turn a text, or a conversation as the model sees it, into token ids."""
     front = request.app[FRONT]
     body = await read_json_body(request)
-    return json_response(await front.pool.run(lambda: _tokenize(front, body)))
+
+    def answer() -> TokenizeAnswer:
+        given = parse_tokenize_request(body)
+        _check_model(front, given.model)
+        return tokenize(given, front.prompts, max_model_len=front.client.info.max_model_len)
+
+    return json_response(await front.pool.run(answer))
 
 
-def _tokenize(front: ReplicaFront, body: bytes) -> TokenizeAnswer:
-    given = _parse(body, TokenizeRequest)
-    _check_model(front, given.model)
-    if (given.prompt is None) == (given.messages is None):
-        raise _invalid("prompt", "send either prompt or messages")
-    encoder, text = front.prompts.encoder, given.prompt
-    special = given.add_special_tokens
-    if given.messages is not None:
-        text = front.prompts.render(
-            given.messages, add_generation_prompt=given.add_generation_prompt
-        )
-    assert text is not None
-    tokens = encoder.encode(
-        text, add_special_tokens=given.messages is None if special is None else special
-    )
-    names = [encoder.token_text(token) for token in tokens] if given.return_token_strs else None
-    max_model_len = front.client.info.max_model_len
-    return TokenizeAnswer(
-        count=len(tokens), max_model_len=max_model_len, tokens=tokens, token_strs=names
-    )
-
-
-async def detokenize(request: web.Request) -> web.Response:
+async def detokenize_ids(request: web.Request) -> web.Response:
     """Turn token ids into text, special tokens included."""
     front = request.app[FRONT]
     body = await read_json_body(request)
-    return json_response(await front.pool.run(lambda: _detokenize(front, body)))
 
+    def answer() -> DetokenizeAnswer:
+        given = parse_detokenize_request(body)
+        _check_model(front, given.model)
+        return detokenize(given, front.prompts)
 
-def _detokenize(front: ReplicaFront, body: bytes) -> DetokenizeAnswer:
-    given = _parse(body, DetokenizeRequest)
-    _check_model(front, given.model)
-    encoder = front.prompts.encoder
-    check_token_ids(given.tokens, vocab_size=encoder.vocab_size, param="tokens")
-    return DetokenizeAnswer(encoder.decode(given.tokens, skip_special_tokens=False))
+    return json_response(await front.pool.run(answer))
 
 
 def _check_model(front: ReplicaFront, model: str | None) -> None:
     if model is not None:
         front.require_model(model)
-
-
-def _parse(body: bytes, kind: type[StructT]) -> StructT:
-    fields: dict[str, Any] = parse_object(body)
-    try:
-        return msgspec.convert(fields, kind)
-    except msgspec.ValidationError as error:
-        raise invalid_field(error) from None
 
 
 def _invalid(param: str, problem: str) -> RequestError:

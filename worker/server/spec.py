@@ -12,9 +12,12 @@ from typing import Literal
 import msgspec
 
 from engine.config import EngineConfig
+from engine.frontend.families import check_families
 from kvindex.config import RedisConfig
 from kvindex.foundation.errors import ConfigError
-from worker.core.spec import ScriptedModel
+from worker.core.spec import DistributedBackend, ScriptedModel
+from worker.gpu.config import Device
+from worker.gpu.dispatcher import CudaGraphMode
 
 DEFAULT_MAX_BODY_BYTES = 16 * 1024 * 1024
 
@@ -30,7 +33,9 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     default: as large as the model says). `socket_dir` None takes a new temporary folder.
     `advertised_url` is what the registry tells gateways, `http://host:port` unless given.
     `data_parallel_size` cores serve as one replica; `num_threads` and `kv_cache_memory_bytes` are
-    those of each. `runner_process` and `step_log_dir`: see WorkerConfig.
+    those of each. `tensor_parallel_size`, `deterministic`, `runner_process`,
+    `distributed_executor_backend`, `step_log_dir`, `lora_adapters`, `tool_call_parser` and
+    `reasoning_parser`: see WorkerConfig.
     """
 
     replica_id: str
@@ -60,8 +65,18 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     num_encode_threads: int = 2
     data_parallel_size: int = 1
+    tensor_parallel_size: int = 1
+    deterministic: bool = False
+    distributed_executor_backend: DistributedBackend = "mp"
     runner_process: bool = False
     step_log_dir: str | None = None
+    lora_adapters: dict[str, str] = {}
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    device: Device = "auto"
+    gpu_memory_utilization: float = 0.92
+    cuda_graph_mode: CudaGraphMode = "full_and_piecewise"
+    enforce_eager: bool = False
 
     @property
     def in_fleet(self) -> bool:
@@ -69,12 +84,19 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.index_url is not None
 
     def __post_init__(self) -> None:
+        check_families(
+            tool_call_parser=self.tool_call_parser, reasoning_parser=self.reasoning_parser
+        )
         if not self.served_models:
             raise ConfigError("served_models is empty; name at least one model")
         if self.in_fleet and not (self.internal_token and self.fleet_secret):
             raise ConfigError("index_url is set, so internal_token and fleet_secret are needed too")
         if self.data_parallel_size < 1:
             raise ConfigError(f"data_parallel_size={self.data_parallel_size} must be 1 or more")
+        if self.tensor_parallel_size < 1:
+            raise ConfigError(f"tensor_parallel_size={self.tensor_parallel_size} must be 1 or more")
+        if self.tensor_parallel_size > 1 and self.lora_adapters:
+            raise ConfigError("LoRA adapters need tensor_parallel_size=1: ranks do not split them")
         if self.renew_s <= 0 or self.lease_s <= self.renew_s:
             raise ConfigError(f"lease_s={self.lease_s} must exceed renew_s={self.renew_s} > 0")
 

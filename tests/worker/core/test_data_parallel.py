@@ -11,6 +11,7 @@ from engine.core import EngineCore
 from engine.frontend.errors import RequestError
 from engine.scripted_executor import ScriptedExecutor
 from kvindex.foundation.clock import SystemClock
+from tests.conditions import until
 from tests.engine.build import make_request
 from tests.worker.core.build import CONFIG
 from worker.core.client import EngineClient
@@ -74,3 +75,23 @@ async def test_a_reset_fails_where_requests_hold_blocks_and_works_elsewhere(
     assert not await client.reset_prefix_cache(preempt_running=False)
     assert [bool(s.entries) for s in await client.snapshots()] == [False, True, False]
     assert await client.reset_prefix_cache(preempt_running=True)
+
+
+async def test_sleep_and_other_weights_reach_every_core(client: DataParallelClient) -> None:
+    before = client.info.execution_digest
+    await client.sleep(1)
+    assert (client.stats.sleep_level, [c.stats.sleep_level for c in client.ranks]) == (1, [1] * 3)
+    await client.wake_up()
+    assert client.stats.sleep_level is None
+    await client.update_weights("/models/next")
+    assert len({core.info.execution_digest for core in client.ranks} | {before}) == 2
+
+
+async def test_a_core_that_is_started_again_is_like_the_others(client: DataParallelClient) -> None:
+    await client.update_weights("/models/next")
+    await client.sleep(2)
+    dead = client.ranks[1]
+    await dead.close()
+    await until(lambda: client.ranks[1] is not dead)
+    assert client.ranks[1].info.execution_digest == client.ranks[0].info.execution_digest
+    assert client.ranks[1].stats.sleep_level == 2

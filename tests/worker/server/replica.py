@@ -19,11 +19,13 @@ from aiohttp import web
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.frontend.encoder import Encoder
 from engine.frontend.prompt import PromptEncoder
 from engine.scripted_executor import ScriptedExecutor, StepCost
 from kvindex.foundation.clock import SystemClock
 from tests.engine.frontend.tiny_tokenizer import MAX_MODEL_LEN, VOCAB_SIZE, tiny_bundle
 from worker.core.inproc_client import AsyncInprocClient
+from worker.grammar.llguidance_backend import GrammarTokenizer, LlguidanceBackend
 from worker.server.app import build_app
 from worker.server.front import ReplicaFront
 from worker.server.spec import ReplicaSpec
@@ -67,6 +69,7 @@ def replica_spec(**changes: Any) -> ReplicaSpec:
         "replica_id": "r0",
         "port": 0,
         "model_folder": "unused",
+        "executor": "scripted",
         "served_models": ("tiny",),
         "engine": EngineConfig(check_integrity=True, max_num_batched_tokens=64),
     }
@@ -82,8 +85,14 @@ def scripted_core(config: EngineConfig, *, step_s: float = 0.0) -> EngineCore:
         max_model_len=MAX_MODEL_LEN,
         cost=StepCost(base_s=step_s),
         sleep=time.sleep if step_s else None,
+        grammars=LlguidanceBackend(tiny_grammar_tokenizer, vocab_size=VOCAB_SIZE),
     )
     return EngineCore(config, executor, SystemClock())
+
+
+def tiny_grammar_tokenizer() -> GrammarTokenizer:
+    bundle = tiny_bundle()
+    return GrammarTokenizer.of(bundle, Encoder(bundle))
 
 
 @asynccontextmanager
@@ -100,7 +109,7 @@ async def running_replica(*, step_s: float = 0.0, **spec: Any) -> AsyncIterator[
             yield RunningReplica(url, front, core, client, session)
         finally:
             await client.close()
-            front.pool.close()
+            front.close()
 
 
 @asynccontextmanager

@@ -186,3 +186,42 @@ async def test_a_silent_engine_is_bridged_by_comments() -> None:
         assert response.headers["Content-Type"].startswith("text/event-stream")
     assert events[0].comment is not None
     assert events[-1].is_done
+
+
+async def test_a_response_says_what_the_chat_says(client: openai.AsyncOpenAI) -> None:
+    greedy: dict[str, Any] = {"temperature": 0, "extra_body": {"ignore_eos": True}}
+    messages: Any = [{"role": "user", "content": "hello"}]
+    chat = await client.chat.completions.create(
+        model="tiny", messages=messages, max_tokens=6, **greedy
+    )
+    whole = await client.responses.create(
+        model="tiny", input="hello", max_output_tokens=6, **greedy
+    )
+    assert whole.output_text == chat.choices[0].message.content
+    assert (whole.status, whole.id.startswith("resp_")) == ("incomplete", True)
+    stream = await client.responses.create(
+        model="tiny", input="hello", max_output_tokens=6, stream=True, **greedy
+    )
+    events = [event async for event in stream]
+    deltas = [e.delta for e in events if e.type == "response.output_text.delta"]
+    assert "".join(deltas) == whole.output_text
+    (last,) = [e.response for e in events if e.type == "response.incomplete"]
+    assert last.usage is not None
+    assert last.usage.output_tokens == 6
+    assert events[-1].type == "response.incomplete"
+
+
+async def test_a_response_refuses_in_the_names_of_its_own_fields(
+    client: openai.AsyncOpenAI,
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.responses.create(model="tiny", input="hello", max_output_tokens=10_000)
+    assert refused.value.param == "max_output_tokens"
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.responses.create(model="tiny", input="hello", previous_response_id="resp_1")
+    assert refused.value.param == "previous_response_id"
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.responses.create(
+            model="tiny", input="hello", stream=True, extra_body={"best_off": 1}
+        )
+    assert refused.value.param == "best_off"

@@ -86,11 +86,11 @@ class Fleet:
 
 @asynccontextmanager
 async def fleet_with_replica(
-    redis: RedisServer, folder: Path
+    redis: RedisServer, folder: Path, **changes: Any
 ) -> AsyncIterator[tuple[Fleet, ReplicaProcess]]:
     fleet = Fleet(redis.url)
     async with started_replica(
-        folder, index_url=redis.url, fleet_secret="secret", internal_token="token"
+        folder, index_url=redis.url, fleet_secret="secret", internal_token="token", **changes
     ) as replica:
         try:
             yield fleet, replica

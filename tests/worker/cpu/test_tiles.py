@@ -1,0 +1,102 @@
+"""The innermost loops against numpy, called by address as compiled code calls them."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from worker.cpu.compiled.tile_library import tile_addresses
+from worker.cpu.compiled.tiles import DOT_SHAPES, MIX, MIX_SHAPES, SILU, SOFTMAX
+from worker.cpu.compiled.vector_code import LANES
+
+Array = npt.NDArray[np.float32]
+RNG = np.random.default_rng(0)
+
+
+def call(index: int, *arguments: int) -> None:
+    function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(arguments))
+    function(int(tile_addresses(None)[index]))(*arguments)
+
+
+def normal(*shape: int) -> Array:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def stored(values: Array, is_half: int) -> tuple[npt.NDArray[np.generic], Array]:
+    """Return values as they are stored, cut to bfloat16 if `is_half`, and what they stand for."""
+    if not is_half:
+        return values, values
+    halves = (values.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    return halves, (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+@pytest.mark.parametrize("is_half", [0, 1])
+@pytest.mark.parametrize("vectors", [1, 2, 5])
+def test_dot_tiles(vectors: int, is_half: int) -> None:
+    depth = vectors * LANES
+    for shape, (rows, columns) in enumerate(DOT_SHAPES):
+        x, (w, exact) = normal(rows, depth + 4), stored(normal(columns, depth + 4), is_half)
+        out = np.full(rows * columns + 1, 7.0, np.float32)
+        addresses = (x.ctypes.data, depth + 4, w.ctypes.data, depth + 4, depth, out.ctypes.data)
+        call(2 * shape + is_half, *addresses)
+        expected = x[:, :depth] @ exact[:, :depth].T
+        assert np.abs(out[:-1].reshape(rows, columns) - expected).max() <= 1e-5
+        assert out[-1] == 7.0
+
+
+@pytest.mark.parametrize("is_half", [0, 1])
+def test_mix_tiles_add_to_what_is_there(is_half: int) -> None:
+    for shape, (rows, vectors) in enumerate(MIX_SHAPES):
+        width = vectors * LANES
+        p, (v, exact), out = (
+            normal(rows, 9),
+            stored(normal(7, width + 2), is_half),
+            normal(rows, width),
+        )
+        expected = out + p[:, :7] @ exact[:, :width]
+        addresses = (p.ctypes.data, 9, v.ctypes.data, width + 2, 7, out.ctypes.data, width)
+        call(MIX + 2 * shape + is_half, *addresses)
+        assert np.abs(out - expected).max() <= 1e-5
+
+
+def test_softmax_of_scores_from_minus_infinity_up() -> None:
+    scores = np.concatenate((np.linspace(-100, 0, 6 * LANES - 1), [-np.inf])).astype(np.float32)
+    expected = np.where(scores < -87, 0, np.exp(scores.astype(np.float64)))
+    largest, total = np.zeros(1, np.float32), np.zeros(1, np.float32)
+    call(SOFTMAX, scores.ctypes.data, len(scores), largest.ctypes.data, total.ctypes.data)
+    assert np.abs(scores - expected).max() <= 1e-7
+    # The exponent is rounded before it is used, so what is nearly zero is off by a few bits.
+    np.testing.assert_allclose(scores, expected, rtol=5e-6)
+    assert total[0] == pytest.approx(expected.sum(), rel=1e-6)
+
+
+def test_a_score_that_is_no_number_stays_none() -> None:
+    scores = np.zeros(LANES, np.float32)
+    scores[3] = np.nan
+    largest, total = np.zeros(1, np.float32), np.zeros(1, np.float32)
+    call(SOFTMAX, scores.ctypes.data, LANES, largest.ctypes.data, total.ctypes.data)
+    assert np.isnan(scores).tolist() == [i == 3 for i in range(LANES)]
+    assert np.isnan(total[0])
+
+
+def test_gates_from_very_negative_to_very_large() -> None:
+    gate = np.linspace(-200, 200, 8 * LANES).astype(np.float32)
+    up = normal(8 * LANES)
+    exact = gate.astype(np.float64)
+    expected = exact / (1 + np.exp(-exact)) * up
+    call(SILU, gate.ctypes.data, up.ctypes.data, gate.ctypes.data, len(gate))
+    np.testing.assert_allclose(gate, expected, rtol=3e-6, atol=1e-30)
+
+
+def test_object_code_that_was_kept_is_used_again(tmp_path: Path) -> None:
+    first = tile_addresses(tmp_path)
+    (kept,) = tmp_path.glob("tiles-*.o")
+    written_at = kept.stat().st_mtime_ns
+    tile_addresses.cache_clear()
+    again = tile_addresses(tmp_path)
+    assert len(again) == len(first)
+    assert kept.stat().st_mtime_ns == written_at

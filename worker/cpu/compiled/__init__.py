@@ -1,0 +1,1 @@
+"""The forward pass of a small batch or a long prompt, compiled for this CPU at first use."""

@@ -1,0 +1,230 @@
+"""A decoder's forward pass through the compiled step: weights by address, buffers that are reused.
+
+It computes what LlamaModel does, for models without adapters on one rank. Weights may be stored in
+bfloat16 whatever the precision of the model: widening them is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from worker.cpu.attention import AttentionPlan
+from worker.cpu.compiled.crew import Crew
+from worker.cpu.compiled.crew_code import STAGE_BYTES
+from worker.cpu.compiled.entry import compiled_step, kernel_folder
+from worker.cpu.compiled.paged import CHUNK, QUERY_ROWS
+from worker.cpu.compiled.products import PANEL
+from worker.cpu.compiled.step import LAST_STAGES, STAGES_PER_LAYER, TILE_FLOATS
+from worker.cpu.compiled.step_record import LAYER, STEP
+from worker.cpu.compiled.tile_library import tile_addresses
+from worker.cpu.compiled.vector_code import LANES
+from worker.model.config import ModelConfig
+
+Int64Array = npt.NDArray[np.int64]
+Float32Array = npt.NDArray[np.float32]
+
+
+class LayerWeights(Protocol):
+    """One layer, as worker.model.llama fuses it."""
+
+    @property
+    def input_norm(self) -> torch.Tensor: ...
+    @property
+    def qkv(self) -> torch.Tensor: ...
+    @property
+    def qkv_bias(self) -> torch.Tensor | None: ...
+    @property
+    def out(self) -> torch.Tensor: ...
+    @property
+    def post_norm(self) -> torch.Tensor: ...
+    @property
+    def gate_up(self) -> torch.Tensor: ...
+    @property
+    def down(self) -> torch.Tensor: ...
+
+
+class Cache(Protocol):
+    """Paged keys and values, each [layers, blocks, block_size, kv_heads, head_dim]."""
+
+    @property
+    def keys(self) -> torch.Tensor: ...
+    @property
+    def values(self) -> torch.Tensor: ...
+
+
+def can_compile(config: ModelConfig) -> bool:
+    """Tell whether the compiled step covers a model of this shape on this CPU."""
+    group = config.num_heads // config.num_kv_heads
+    depths = (config.hidden_size, config.intermediate_size, config.head_dim)
+    return group <= QUERY_ROWS and all(depth % LANES == 0 for depth in depths)
+
+
+class CompiledForward:
+    """Runs whole steps of one model. Keeps the tensors that it was given; changes none of them."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        embedding: torch.Tensor,
+        layers: Sequence[LayerWeights],
+        final_norm: torch.Tensor,
+        head: torch.Tensor,
+        rotary: torch.Tensor,
+    ) -> None:
+        self._config = config
+        self._run = compiled_step()
+        self._tiles = tile_addresses(kernel_folder())
+        self._crew = Crew(torch.get_num_threads())
+        self._kept: list[torch.Tensor] = []
+        self._buffers: dict[str, npt.NDArray[np.generic]] = {}
+        self._record = np.zeros(1, STEP)
+        table = [
+            [self._address_of(name, getattr(layer, name)) for name in LAYER] for layer in layers
+        ]
+        self._layers = np.array(table, np.int64)
+        self._set(
+            num_layers=len(layers),
+            hidden_size=config.hidden_size,
+            inner_size=config.intermediate_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            vocab_size=len(head),
+            weights_are_half=head.dtype == torch.bfloat16,
+            layers=self._layers.ctypes.data,
+            embedding=self._address_of("embedding", embedding),
+            final_norm=self._address_of("final_norm", final_norm),
+            head=self._address_of("head", head),
+            rotary=self._address_of("rotary", rotary),
+            num_positions=rotary.shape[1],
+            tiles=self._tiles.ctypes.data,
+            query_rows=QUERY_ROWS,
+            eps=config.rms_norm_eps,
+        )
+
+    def __call__(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        *,
+        cache: Cache,
+        plan: AttentionPlan,
+        rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """Do what LlamaModel.forward does, with the same arguments and result."""
+        self._crew.settle()
+        num_tokens, num_rows = len(token_ids), len(rows)
+        tables = np.ascontiguousarray(plan.block_tables, np.int32)
+        requests = np.repeat(np.arange(len(plan.num_queries)), plan.num_queries)
+        segments = segments_of(plan.num_queries, max(1, QUERY_ROWS // self._group))
+        logits = torch.empty(num_rows, int(self._record["vocab_size"][0]))
+        self._set_cache(cache, plan.block_size)
+        self._set(
+            num_tokens=num_tokens,
+            num_rows=num_rows,
+            num_segments=len(segments),
+            table_width=tables.shape[1],
+            token_ids=token_ids.data_ptr(),
+            positions=positions.data_ptr(),
+            requests=requests.ctypes.data,
+            tables=tables.ctypes.data,
+            segments=segments.ctypes.data,
+            rows=rows.data_ptr(),
+            logits=logits.data_ptr(),
+        )
+        self._set_buffers(max(num_tokens, num_rows), num_tokens)
+        kept = (self._record, self._buffers, self._layers, self._tiles)
+        self._crew.run(self._run, self._record.ctypes.data, keeps=kept)
+        return logits
+
+    @property
+    def _group(self) -> int:
+        return self._config.num_heads // self._config.num_kv_heads
+
+    def _set(self, **fields: float) -> None:
+        for name, value in fields.items():
+            self._record[name][0] = value
+
+    def _set_cache(self, cache: Cache, block_size: int) -> None:
+        keys = cache.keys
+        assert keys.is_contiguous()
+        assert cache.values.is_contiguous()
+        self._set(
+            keys=keys.data_ptr(),
+            values=cache.values.data_ptr(),
+            layer_bytes=keys.stride(0) * keys.itemsize,
+            block_size=block_size,
+            cache_is_half=keys.dtype == torch.bfloat16,
+            chunk=self._chunk(block_size),
+        )
+
+    def _chunk(self, block_size: int) -> int:
+        """Return a width of scores that is whole blocks and whole vectors."""
+        width = max(CHUNK // block_size, 1) * block_size
+        while width % LANES:
+            width += block_size
+        return width
+
+    def _set_buffers(self, num_rows: int, num_tokens: int) -> None:
+        config = self._config
+        inner, head_dim = config.intermediate_size, config.head_dim
+        attended = config.num_heads * head_dim
+        chunk = int(self._record["chunk"][0])
+        scratch = TILE_FLOATS + PANEL * max(config.hidden_size, inner, attended)
+        attention = QUERY_ROWS * (2 * head_dim + chunk + 2) + TILE_FLOATS
+        scratch += max(attention, num_tokens * PANEL)
+        sizes = {
+            "hidden": num_tokens * config.hidden_size,
+            "normed": num_rows * config.hidden_size,
+            "qkv": num_tokens * (attended + 2 * config.num_kv_heads * head_dim),
+            "attended": num_tokens * attended,
+            "gated": num_tokens * inner,
+            "scratch": scratch * self._crew.size,
+        }
+        self._set(
+            scratch_floats=scratch,
+            counters=self._counters(),
+            **{name: self._buffer(name, size) for name, size in sizes.items()},
+        )
+
+    def _counters(self) -> int:
+        """Return the address of zeroed counters for every stage."""
+        if "counters" not in self._buffers:
+            stages = STAGES_PER_LAYER * self._config.num_layers + LAST_STAGES
+            self._buffers["counters"] = np.zeros(stages * STAGE_BYTES // 8, np.int64)
+        self._buffers["counters"].fill(0)
+        return self._buffers["counters"].ctypes.data
+
+    def _buffer(self, name: str, size: int) -> int:
+        """Return the address of at least `size` floats, kept from step to step."""
+        buffer = self._buffers.get(name)
+        if buffer is None or len(buffer) < size:
+            buffer = self._buffers[name] = np.empty(size, np.float32)
+        return buffer.ctypes.data
+
+    def _address_of(self, name: str, tensor: torch.Tensor | None) -> int:
+        """Return where a tensor lies, made contiguous; what is added or scaled by in float32."""
+        if tensor is None:
+            return 0
+        if name.endswith(("norm", "bias")):
+            tensor = tensor.float()
+        tensor = tensor.contiguous()
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+
+def segments_of(num_queries: Int64Array, longest: int) -> Int64Array:
+    """Cut the tokens of each request into runs of at most `longest`; [segments, 2] first, count."""
+    starts = np.cumsum(num_queries) - num_queries
+    counts = -(-num_queries // longest)
+    request = np.repeat(np.arange(len(num_queries)), counts)
+    nth = np.arange(len(request)) - np.repeat(np.cumsum(counts) - counts, counts)
+    first = starts[request] + nth * longest
+    length = np.minimum(longest, starts[request] + num_queries[request] - first)
+    return np.ascontiguousarray(np.stack((first, length), axis=1))

@@ -1,0 +1,140 @@
+"""Causal attention of some queries of one request over the paged cache, read in place.
+
+Keys are visited in chunks that start at fixed positions and every score is summed in one order, so
+a row's result depends neither on the queries beside it nor on how its prompt was cut.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from worker.cpu.compiled.calls import call4, call6, call7
+from worker.cpu.compiled.inner import inner
+from worker.cpu.compiled.tiles import MIX, SOFTMAX
+from worker.cpu.compiled.vector_code import LANES
+
+CHUNK = 64
+"""Keys whose scores are held at a time, rounded to whole blocks and vectors."""
+
+QUERY_ROWS = 24
+"""Rows of queries (tokens times query heads of a KV head) that are attended at a time."""
+
+
+@inner
+def attend(  # type: ignore[no-untyped-def]
+    queries,
+    num_rows,
+    first_position,
+    heads,
+    keys,
+    values,
+    is_half,
+    stride,
+    table,
+    block_size,
+    scratch,
+    tiles,
+):
+    """Attend `queries` [num_rows, head_dim], scaled; row i is at first_position + i // heads.
+
+    keys, values: addresses of this KV head in block 0 of a layer; `stride` elements lie between
+    tokens. `table` holds the request's blocks. The result replaces the queries. scratch is (scores
+    [rows, chunk], sums [rows, head_dim], largest [rows], totals [rows], tile [12]).
+    """
+    scores, out, largest, totals, tile = scratch
+    head_dim, width = out.shape[1], scores.shape[1]
+    block_bytes = block_size * stride * (2 if is_half else 4)
+    for row in range(num_rows):
+        largest[row], totals[row] = -np.inf, 0.0
+        for d in range(head_dim):
+            out[row, d] = 0.0
+    end = first_position + (num_rows - 1) // heads + 1
+    for start in range(0, end, width):
+        visible = min(width, end - start)
+        for at in range(0, visible, block_size):
+            block = keys + np.int64(table[(start + at) // block_size]) * block_bytes
+            count = min(block_size, visible - at)
+            _score(queries, num_rows, block, is_half, stride, count, scores, at, tile, tiles)
+        for row in range(num_rows):
+            limit = min(visible, first_position + row // heads + 1 - start)
+            _soften(scores, row, limit, visible, out, largest, totals, tiles)
+        for at in range(0, visible, block_size):
+            block = values + np.int64(table[(start + at) // block_size]) * block_bytes
+            count = min(block_size, visible - at)
+            _mix(scores, at, num_rows, block, is_half, stride, count, out, tiles)
+    for row in range(num_rows):
+        share = np.float32(1.0) / totals[row]
+        for d in range(head_dim):
+            queries[row, d] = out[row, d] * share
+
+
+@inner
+def _score(queries, num_rows, keys, is_half, stride, count, scores, at, tile, tiles):  # type: ignore[no-untyped-def]
+    """Set scores[:, at:at + count] to the products of the queries with the keys of a block."""
+    size = 2 if is_half else 4
+    depth = queries.shape[1]
+    row = 0
+    while row < num_rows:
+        rows = 3 if num_rows - row >= 3 else 1
+        x = queries.ctypes.data + row * depth * 4
+        column = 0
+        while column < count:
+            columns = 4 if count - column >= 4 else 1
+            shape = (6 if columns == 4 else 7) if rows == 3 else (8 if columns == 4 else 5)
+            place = keys + column * stride * size
+            call6(tiles[2 * shape + is_half], x, depth, place, stride, depth, tile.ctypes.data)
+            for r in range(rows):
+                for c in range(columns):
+                    scores[row + r, at + column + c] = tile[r * columns + c]
+            column += columns
+        row += rows
+
+
+@inner
+def _soften(scores, row, limit, visible, out, largest, totals, tiles):  # type: ignore[no-untyped-def]
+    """Turn a row's first `limit` scores into weights, the others into zeros, and rescale `out`.
+
+    One pass of the online softmax (Milakov, Gimelshein 2018).
+    """
+    padded = -(-visible // LANES) * LANES
+    for column in range(max(limit, 0), padded):
+        scores[row, column] = -np.inf
+    before, previous = largest[row], totals[row]
+    top = before
+    for column in range(limit):
+        top = max(top, scores[row, column])
+    largest[row] = top
+    line = scores.ctypes.data + row * scores.shape[1] * 4
+    call4(
+        tiles[SOFTMAX],
+        line,
+        padded,
+        largest.ctypes.data + row * 4,
+        totals.ctypes.data + row * 4,
+    )
+    if top != before:
+        shrink = np.float32(np.exp(before - top))
+        previous *= shrink
+        for d in range(out.shape[1]):
+            out[row, d] *= shrink
+    totals[row] += previous
+
+
+@inner
+def _mix(weights, at, num_rows, values, is_half, stride, count, out, tiles):  # type: ignore[no-untyped-def]
+    """Add to out the values of a block, weighted by weights[:, at:at + count]."""
+    size = 2 if is_half else 4
+    width, head_dim = weights.shape[1], out.shape[1]
+    row = 0
+    while row < num_rows:
+        rows = 3 if num_rows - row >= 3 else 1
+        p = weights.ctypes.data + (row * width + at) * 4
+        d = 0
+        while d < head_dim:
+            wide = head_dim - d >= 4 * LANES
+            shape = (0 if rows == 3 else 2) + (0 if wide else 1)
+            place = values + d * size
+            o = out.ctypes.data + (row * head_dim + d) * 4
+            call7(tiles[MIX + 2 * shape + is_half], p, width, place, stride, count, o, head_dim)
+            d += 4 * LANES if wide else LANES
+        row += rows

@@ -1,0 +1,342 @@
+"""One forward pass of a decoder of the Llama family, run by several threads at once.
+
+Each thread calls `run` with the same record; a stage begins when the one before it is done. The
+stages are those of worker.model.llama, over float32 activations.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray
+
+from worker.cpu.compiled.calls import call4, pointer
+from worker.cpu.compiled.crew_code import claim, finish, wait
+from worker.cpu.compiled.inner import inner
+from worker.cpu.compiled.paged import attend
+from worker.cpu.compiled.products import PANEL, multiply
+from worker.cpu.compiled.rows import embed, normalize, rotate, store
+from worker.cpu.compiled.tiles import NUM_TILES, SILU
+
+STAGES_PER_LAYER = 8
+LAST_STAGES = 2
+TILE_FLOATS = 16
+
+_TOKENS = 4
+"""Tokens per unit of the stages that go token by token."""
+
+_HEAD_PANELS = 4
+"""Panels per unit of the head, whose columns are many."""
+
+
+@inner
+def run(step, thread):  # type: ignore[no-untyped-def]
+    """Take part in a step as thread number `thread`; return when it is computed."""
+    layers = _integers(step.layers, (step.num_layers, 7))
+    scratch = _thread_scratch(step, thread)
+    tokens, hidden, inner_size = step.num_tokens, step.hidden_size, step.inner_size
+    heads = step.num_heads * step.head_dim
+    fused = heads + 2 * step.num_kv_heads * step.head_dim
+    # Numbers by type: numba would compile a version of each function for each literal.
+    zero, one, head_panels = np.int64(0), np.int64(1), np.int64(_HEAD_PANELS)
+    stage = zero
+    for layer in range(step.num_layers):
+        _norm(step, stage, layers[layer, 0], one if layer == 0 else zero)
+        _product(
+            step,
+            stage + 1,
+            step.normed,
+            hidden,
+            tokens,
+            layers[layer, 1],
+            fused,
+            step.qkv,
+            zero,
+            one,
+            scratch,
+        )
+        _rotate_and_store(step, stage + 2, layer, layers[layer, 2])
+        _attend(step, stage + 3, layer, scratch)
+        _product(
+            step,
+            stage + 4,
+            step.attended,
+            heads,
+            tokens,
+            layers[layer, 3],
+            hidden,
+            step.hidden,
+            one,
+            one,
+            scratch,
+        )
+        _norm(step, stage + 5, layers[layer, 4], zero)
+        _gate_up(step, stage + 6, layers[layer, 5], scratch)
+        _product(
+            step,
+            stage + 7,
+            step.gated,
+            inner_size,
+            tokens,
+            layers[layer, 6],
+            hidden,
+            step.hidden,
+            one,
+            one,
+            scratch,
+        )
+        stage += 8
+    _norm_rows(step, stage)
+    if step.num_rows:
+        _product(
+            step,
+            stage + 1,
+            step.normed,
+            hidden,
+            step.num_rows,
+            step.head,
+            step.vocab_size,
+            step.logits,
+            zero,
+            head_panels,
+            scratch,
+        )
+
+
+@inner
+def _floats(address, shape):  # type: ignore[no-untyped-def]
+    return carray(pointer(address), shape, np.float32)
+
+
+@inner
+def _integers(address, shape):  # type: ignore[no-untyped-def]
+    return carray(pointer(address), shape, np.int64)
+
+
+@inner
+def _units(count, size):  # type: ignore[no-untyped-def]
+    return (count + size - 1) // size
+
+
+@inner
+def _thread_scratch(step, thread):  # type: ignore[no-untyped-def]
+    """Return (tile, panel, rest) of this thread's own memory."""
+    start = step.scratch + thread * step.scratch_floats * 4
+    depth = max(step.hidden_size, step.inner_size, step.num_heads * step.head_dim)
+    tile = _floats(start, (TILE_FLOATS,))
+    panel = _floats(start + TILE_FLOATS * 4, (PANEL * depth,))
+    return tile, panel, start + TILE_FLOATS * 4 + PANEL * depth * 4
+
+
+@inner
+def _norm(step, stage, weight, embeds):  # type: ignore[no-untyped-def]
+    """Set normed to the norm of hidden; look the tokens up first if `embeds`."""
+    hidden = _floats(step.hidden, (step.num_tokens, step.hidden_size))
+    normed = _floats(step.normed, (step.num_tokens, step.hidden_size))
+    weights = _floats(weight, (step.hidden_size,))
+    token_ids = _integers(step.token_ids, (step.num_tokens,))
+    num_units = _units(step.num_tokens, np.int64(_TOKENS))
+    unit = claim(step.counters, stage)
+    while unit < num_units:
+        for token in range(unit * _TOKENS, min((unit + 1) * _TOKENS, step.num_tokens)):
+            if embeds:
+                embed(step.embedding, step.weights_are_half, token_ids[token], hidden[token])
+            normalize(hidden[token], weights, step.eps, normed[token])
+        finish(step.counters, stage)
+        unit = claim(step.counters, stage)
+    wait(step.counters, stage, num_units)
+
+
+@inner
+def _product(step, stage, x, depth, num_rows, weight, columns, out, adds, panels, scratch):  # type: ignore[no-untyped-def]
+    """Set out [num_rows, columns] to x [num_rows, depth] times weight, or add it if `adds`.
+
+    A unit is `panels` panels of columns.
+    """
+    tile, panel, _ = scratch
+    tiles = _integers(step.tiles, (NUM_TILES,))
+    is_half = step.weights_are_half
+    column_bytes = depth * (2 if is_half else 4)
+    num_panels = _units(columns, np.int64(PANEL))
+    num_units = _units(num_panels, panels)
+    unit = claim(step.counters, stage)
+    while unit < num_units:
+        for index in range(unit * panels, min((unit + 1) * panels, num_panels)):
+            at = index * PANEL
+            multiply(
+                x,
+                num_rows,
+                depth,
+                weight + at * column_bytes,
+                is_half,
+                min(PANEL, columns - at),
+                out + at * 4,
+                columns,
+                adds,
+                tiles,
+                tile,
+                panel,
+            )
+        finish(step.counters, stage)
+        unit = claim(step.counters, stage)
+    wait(step.counters, stage, num_units)
+
+
+@inner
+def _rotate_and_store(step, stage, layer, bias):  # type: ignore[no-untyped-def]
+    """Add the bias, rotate queries and keys, scale queries, write keys and values to the cache."""
+    num_heads, kv_heads, head_dim = step.num_heads, step.num_kv_heads, step.head_dim
+    all_heads = num_heads + 2 * kv_heads
+    qkv = _floats(step.qkv, (step.num_tokens, all_heads, head_dim))
+    offsets = _floats(bias, (all_heads, head_dim))
+    rotary = _floats(step.rotary, (2, step.num_positions, head_dim // 2))
+    positions = _integers(step.positions, (step.num_tokens,))
+    scale = np.float32(1.0 / np.sqrt(np.float64(head_dim)))
+    num_units = _units(step.num_tokens, np.int64(_TOKENS))
+    unit = claim(step.counters, stage)
+    while unit < num_units:
+        for token in range(unit * _TOKENS, min((unit + 1) * _TOKENS, step.num_tokens)):
+            heads = qkv[token]
+            if bias:
+                for h in range(all_heads):
+                    for d in range(head_dim):
+                        heads[h, d] += offsets[h, d]
+            cos, sin = rotary[0, positions[token]], rotary[1, positions[token]]
+            for h in range(num_heads + kv_heads):
+                rotate(heads[h], cos, sin)
+            for h in range(num_heads):
+                for d in range(head_dim):
+                    heads[h, d] *= scale
+            _store_token(step, layer, token, positions[token], heads)
+        finish(step.counters, stage)
+        unit = claim(step.counters, stage)
+    wait(step.counters, stage, num_units)
+
+
+@inner
+def _store_token(step, layer, token, position, heads):  # type: ignore[no-untyped-def]
+    """Write the keys and values of one token."""
+    block_size, kv_heads, head_dim = step.block_size, step.num_kv_heads, step.head_dim
+    requests = _integers(step.requests, (step.num_tokens,))
+    table = _table(step, requests[token])
+    slot = np.int64(table[position // block_size]) * block_size + position % block_size
+    is_half = step.cache_is_half
+    size = 2 if is_half else 4
+    offset = layer * step.layer_bytes + slot * kv_heads * head_dim * size
+    for h in range(kv_heads):
+        at = offset + h * head_dim * size
+        store(heads[step.num_heads + h], step.keys + at, is_half)
+        store(heads[step.num_heads + kv_heads + h], step.values + at, is_half)
+
+
+@inner
+def _table(step, request):  # type: ignore[no-untyped-def]
+    start = step.tables + request * step.table_width * 4
+    return carray(pointer(start), (step.table_width,), np.int32)
+
+
+@inner
+def _attend(step, stage, layer, scratch):  # type: ignore[no-untyped-def]
+    """Set attended; a unit is one segment under one KV head, longest contexts first."""
+    num_units = step.num_segments * step.num_kv_heads
+    buffers = _attention_scratch(step, scratch[2])
+    segments = _integers(step.segments, (step.num_segments, 2))
+    unit = claim(step.counters, stage)
+    while unit < num_units:
+        segment = step.num_segments - 1 - unit // step.num_kv_heads
+        first, count = segments[segment, 0], segments[segment, 1]
+        _attend_segment(step, layer, first, count, unit % step.num_kv_heads, buffers)
+        finish(step.counters, stage)
+        unit = claim(step.counters, stage)
+    wait(step.counters, stage, num_units)
+
+
+@inner
+def _attention_scratch(step, start):  # type: ignore[no-untyped-def]
+    """Return (queries, scores, sums, largest, totals) of this thread's own memory."""
+    rows, width, head_dim = step.query_rows, step.chunk, step.head_dim
+    queries = _floats(start, (rows, head_dim))
+    sums = _floats(start + rows * head_dim * 4, (rows, head_dim))
+    rest = start + 2 * rows * head_dim * 4
+    scores = _floats(rest, (rows, width))
+    largest = _floats(rest + rows * width * 4, (rows,))
+    totals = _floats(rest + rows * (width + 1) * 4, (rows,))
+    tile = _floats(rest + rows * (width + 2) * 4, (TILE_FLOATS,))
+    return queries, (scores, sums, largest, totals, tile)
+
+
+@inner
+def _attend_segment(step, layer, first, count, kv_head, buffers):  # type: ignore[no-untyped-def]
+    queries, scratch = buffers
+    num_heads, kv_heads, head_dim = step.num_heads, step.num_kv_heads, step.head_dim
+    group = num_heads // kv_heads
+    qkv = _floats(step.qkv, (step.num_tokens, num_heads + 2 * kv_heads, head_dim))
+    out = _floats(step.attended, (step.num_tokens, num_heads, head_dim))
+    positions = _integers(step.positions, (step.num_tokens,))
+    requests = _integers(step.requests, (step.num_tokens,))
+    for i in range(count * group):
+        for d in range(head_dim):
+            queries[i, d] = qkv[first + i // group, kv_head * group + i % group, d]
+    is_half = step.cache_is_half
+    offset = layer * step.layer_bytes + kv_head * head_dim * (2 if is_half else 4)
+    attend(
+        queries,
+        count * group,
+        positions[first],
+        group,
+        step.keys + offset,
+        step.values + offset,
+        is_half,
+        kv_heads * head_dim,
+        _table(step, requests[first]),
+        step.block_size,
+        scratch,
+        _integers(step.tiles, (NUM_TILES,)),
+    )
+    for i in range(count * group):
+        for d in range(head_dim):
+            out[first + i // group, kv_head * group + i % group, d] = queries[i, d]
+
+
+@inner
+def _gate_up(step, stage, weight, scratch):  # type: ignore[no-untyped-def]
+    """Set gated to silu(gate) * up; gates are the first inner_size columns of the weight."""
+    tile, panel, rest = scratch
+    tokens, inner_size = step.num_tokens, step.inner_size
+    depth = step.hidden_size
+    tiles = _integers(step.tiles, (NUM_TILES,))
+    is_half = step.weights_are_half
+    column_bytes = depth * (2 if is_half else 4)
+    width, adds = np.int64(PANEL), np.int64(0)
+    num_units = _units(inner_size, width)
+    unit = claim(step.counters, stage)
+    while unit < num_units:
+        at = unit * PANEL
+        count = min(PANEL, inner_size - at)
+        gate, place = step.gated + at * 4, weight + at * column_bytes
+        x = step.normed
+        multiply(
+            x, tokens, depth, place, is_half, count, gate, inner_size, adds, tiles, tile, panel
+        )
+        place += inner_size * column_bytes
+        multiply(x, tokens, depth, place, is_half, count, rest, width, adds, tiles, tile, panel)
+        for token in range(tokens):
+            line = gate + token * inner_size * 4
+            call4(tiles[SILU], line, rest + token * PANEL * 4, line, count)
+        finish(step.counters, stage)
+        unit = claim(step.counters, stage)
+    wait(step.counters, stage, num_units)
+
+
+@inner
+def _norm_rows(step, stage):  # type: ignore[no-untyped-def]
+    """Set the first rows of normed to the final norm of the tokens that are sampled."""
+    hidden = _floats(step.hidden, (step.num_tokens, step.hidden_size))
+    normed = _floats(step.normed, (step.num_rows, step.hidden_size))
+    weights = _floats(step.final_norm, (step.hidden_size,))
+    rows = _integers(step.rows, (step.num_rows,))
+    unit = claim(step.counters, stage)
+    while unit < step.num_rows:
+        normalize(hidden[rows[unit]], weights, step.eps, normed[unit])
+        finish(step.counters, stage)
+        unit = claim(step.counters, stage)
+    wait(step.counters, stage, step.num_rows)

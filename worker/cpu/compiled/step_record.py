@@ -1,0 +1,66 @@
+"""What a compiled step is told: one record of sizes and addresses, shared by its threads.
+
+Addresses lead to contiguous arrays; activations are float32, indices int64, block tables int32.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+_MODEL = (
+    "num_layers",
+    "hidden_size",
+    "inner_size",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "vocab_size",
+    "weights_are_half",  # 1: products and embedding in bfloat16
+    "layers",  # [num_layers, len(LAYER)] addresses
+    "embedding",  # [vocab_size, hidden_size]
+    "final_norm",  # [hidden_size] float32
+    "head",  # [vocab_size, hidden_size]
+    "rotary",  # [2, num_positions, head_dim / 2] float32
+    "num_positions",
+    "tiles",  # addresses of the functions of worker.cpu.compiled.tiles
+)
+_CACHE = (
+    "keys",  # [num_layers, blocks, block_size, num_kv_heads, head_dim]
+    "values",
+    "layer_bytes",
+    "block_size",
+    "cache_is_half",
+)
+_STEP = (
+    "num_tokens",
+    "num_rows",
+    "num_segments",
+    "table_width",
+    "token_ids",  # [num_tokens]
+    "positions",  # [num_tokens]
+    "requests",  # [num_tokens] row of tables
+    "tables",  # [requests, table_width]
+    "segments",  # [num_segments, 2] first token, tokens: of one request, attended together
+    "rows",  # [num_rows] tokens whose logits are wanted
+)
+_BUFFERS = (
+    "hidden",  # [num_tokens, hidden_size]
+    "normed",  # [num_tokens, hidden_size]
+    "qkv",  # [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
+    "attended",  # [num_tokens, num_heads * head_dim]
+    "gated",  # [num_tokens, inner_size]
+    "logits",  # [num_rows, vocab_size]
+    "counters",  # zeros
+    "scratch",  # scratch_floats per thread
+    "scratch_floats",
+    "query_rows",  # of attention scratch
+    "chunk",  # keys whose scores are held at a time
+)
+
+STEP = np.dtype(
+    [(name, np.int64) for name in (*_MODEL, *_CACHE, *_STEP, *_BUFFERS)] + [("eps", np.float64)],
+    align=True,
+)
+
+LAYER = ("input_norm", "qkv", "qkv_bias", "out", "post_norm", "gate_up", "down")
+"""Columns of `layers`; norms and the bias are float32, and 0 stands for no bias."""

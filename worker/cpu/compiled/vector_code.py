@@ -1,0 +1,120 @@
+"""Writes LLVM code over vectors of float32: what the compiled tiles are made of.
+
+Every sum has one fixed order whatever the tile's shape, so a row's result does not depend on the
+rows beside it. It knows no model and no shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from llvmlite import binding, ir
+
+Storage = Literal["float32", "bfloat16"]
+
+ITEM_BYTES: dict[Storage, int] = {"float32": 4, "bfloat16": 2}
+
+LANES = 16 if binding.get_host_cpu_features().get("avx512f") else 8
+"""float32 numbers per vector register of this CPU."""
+
+_FLOAT = ir.FloatType()
+_INT32 = ir.IntType(32)
+VECTOR = ir.VectorType(_FLOAT, LANES)
+_INTEGERS = ir.VectorType(_INT32, LANES)
+_HALVES = ir.VectorType(ir.IntType(16), LANES)
+
+_EXP_LOWEST = -87.0
+"""e to less than this is taken as zero: it is below what float32 holds at full precision."""
+
+_EXP2 = (1.535336188319500e-4, 1.339887440266574e-3, 9.618437357674640e-3)
+_EXP2_LOW = (5.550332471162809e-2, 2.402264791363012e-1, 6.931472028550421e-1, 1.0)
+"""2**f for f in [-0.5, 0.5], highest power first (Cephes, Moshier 1989, exp2f)."""
+
+Builder = Any
+Value = Any
+
+
+def splat(number: float) -> Value:
+    """Return a constant vector."""
+    return ir.Constant(VECTOR, [number] * LANES)
+
+
+def fma(builder: Builder, a: Value, b: Value, c: Value) -> Value:
+    """Return a * b + c, rounded once."""
+    signature = ir.FunctionType(VECTOR, [VECTOR] * 3)
+    name = f"llvm.fma.v{LANES}f32"
+    function = builder.module.globals.get(name) or ir.Function(builder.module, signature, name)
+    return builder.call(function, [a, b, c])
+
+
+def load(builder: Builder, address: Value, storage: Storage = "float32") -> Value:
+    """Load a vector from an address, widened if it is stored in bfloat16."""
+    if storage == "float32":
+        return builder.load(builder.inttoptr(address, VECTOR.as_pointer()), align=4)
+    raw = builder.load(builder.inttoptr(address, _HALVES.as_pointer()), align=2)
+    high = builder.shl(builder.zext(raw, _INTEGERS), ir.Constant(_INTEGERS, [16] * LANES))
+    return builder.bitcast(high, VECTOR)
+
+
+def store(builder: Builder, value: Value, address: Value) -> None:
+    """Store a vector, or a shorter one, of float32."""
+    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=4)
+
+
+def load_everywhere(builder: Builder, address: Value) -> Value:
+    """Load one float32 into every lane."""
+    scalar = builder.load(builder.inttoptr(address, _FLOAT.as_pointer()), align=4)
+    one = builder.insert_element(ir.Constant(VECTOR, ir.Undefined), scalar, _INT32(0))
+    return _shuffle(builder, one, one, [0] * LANES)
+
+
+def sums(builder: Builder, vectors: Sequence[Value]) -> Value:
+    """Return a vector with the sum of each of at most LANES vectors, zeros behind them.
+
+    Lanes are added pairwise, neighbours first.
+    """
+    level = [*vectors, *[splat(0.0)] * (LANES - len(vectors))]
+    width = LANES  # partial sums per vector that was put in
+    while width > 1:
+        even = [i for i in range(0, 2 * LANES, 2)]
+        odd = [i for i in range(1, 2 * LANES, 2)]
+        level = [
+            builder.fadd(
+                _shuffle(builder, level[i], level[i + 1], even),
+                _shuffle(builder, level[i], level[i + 1], odd),
+            )
+            for i in range(0, len(level), 2)
+        ]
+        width //= 2
+    return level[0]
+
+
+def head_of(builder: Builder, vector: Value, count: int) -> Value:
+    """Return the first lanes of a vector as a shorter vector."""
+    return _shuffle(builder, vector, vector, list(range(count)))
+
+
+def exponential(builder: Builder, x: Value) -> Value:
+    """Return e**x lane by lane, for x up to 88; zero where x is below -87, NaN for NaN."""
+    scaled = builder.fmul(x, splat(1.4426950408889634))
+    clamped = builder.select(
+        builder.fcmp_unordered("<", scaled, splat(-126.0)), splat(-126.0), scaled
+    )
+    shifted = builder.fadd(clamped, splat(12582912.0))  # 1.5 * 2**23 rounds to an integer
+    fraction = builder.fsub(clamped, builder.fsub(shifted, splat(12582912.0)))
+    power: Value = splat(_EXP2[0])
+    for coefficient in (*_EXP2[1:], *_EXP2_LOW):
+        power = fma(builder, power, fraction, splat(coefficient))
+    exponent = builder.shl(
+        builder.bitcast(shifted, _INTEGERS), ir.Constant(_INTEGERS, [23] * LANES)
+    )
+    bits = builder.add(builder.bitcast(power, _INTEGERS), exponent)
+    result = builder.bitcast(bits, VECTOR)
+    result = builder.select(builder.fcmp_ordered("<", x, splat(_EXP_LOWEST)), splat(0.0), result)
+    return builder.select(builder.fcmp_unordered("uno", x, x), x, result)
+
+
+def _shuffle(builder: Builder, a: Value, b: Value, lanes: Sequence[int]) -> Value:
+    mask = ir.Constant(ir.VectorType(_INT32, len(lanes)), list(lanes))
+    return builder.shuffle_vector(a, b, mask)

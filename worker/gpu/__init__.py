@@ -1,0 +1,1 @@
+"""What is particular to running on a CUDA device."""

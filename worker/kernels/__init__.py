@@ -1,0 +1,1 @@
+"""Triton kernels of the GPU path, each with a reference in plain torch (reference.py)."""

@@ -1,0 +1,1 @@
+"""Speculative decoding with models: draft models, heads, and the verification of their guesses."""
