@@ -95,6 +95,14 @@ class Ingester:
         self._rebuild_asked.set()
         return await rebuilt
 
+    def report_now(self) -> None:
+        """Renew lease and record soon instead of in its turn: something has changed."""
+        self._mode_changed.set()
+
+    async def publish_record(self) -> None:
+        """Write the replica's record now; a registry that is away is noted and left to its turn."""
+        await self._publish_record()
+
     # Following
 
     async def _follow(self) -> None:

@@ -22,6 +22,7 @@ from redis.exceptions import RedisClusterException, RedisError
 from kvindex.config import RedisConfig
 from kvindex.foundation.errors import ConfigError, DependencyError
 from kvindex.redis_many import cluster_name, connect_by_sentinel, connect_cluster, primaries_info
+from kvindex.redis_pipe import PipedRedis
 
 MIN_VERSION = (6, 2)
 
@@ -57,7 +58,9 @@ def connect(url: str, config: RedisConfig | None = None) -> Redis:
             return connect_by_sentinel(url, settings)
         if scheme in ("redis+cluster", "rediss+cluster"):
             return connect_cluster(url, settings)
-        if scheme in ("redis", "rediss", "unix"):
+        if scheme in ("redis", "unix"):
+            return PipedRedis.from_url(url, **settings)
+        if scheme == "rediss":
             return Redis.from_url(url, **settings)
     except ValueError as error:
         raise ConfigError(f"Redis URL {mask_url(url)!r}: {error}") from None

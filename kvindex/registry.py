@@ -30,6 +30,14 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
     template_digest: str = ""
 
 
+class ServedAdapter(msgspec.Struct, frozen=True):
+    """A LoRA adapter that a replica serves as a model name; `digest` "" where it does not tell."""
+
+    name: str
+    path: str
+    digest: str = ""
+
+
 class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One replica, as it describes itself at registration.
 
@@ -49,6 +57,7 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int = 0
     dp_size: int = 1
     hit_granularity: int | None = None
+    adapters: tuple[ServedAdapter, ...] = ()
 
 
 def pool_id(served_model: str, identity: ModelIdentity, scheme: HashScheme) -> str:

@@ -11,10 +11,17 @@ from router.api import (
     access,
     admin,
     admin_config,
+    admin_policy,
     admin_tenants,
+    description,
     health,
     index_explain,
+    index_hot,
+    live,
     openai,
+    playground,
+    tokenize,
+    ui,
     usage,
 )
 from router.api.http import name_request, shape_errors
@@ -32,11 +39,15 @@ def build_client_app(gateway: Gateway) -> web.Application:
     app.on_response_prepare.append(name_request)
     app.router.add_post("/v1/chat/completions", openai.chat_completions)
     app.router.add_post("/v1/completions", openai.completions)
+    app.router.add_post("/v1/responses", openai.responses)
     app.router.add_get("/v1/models", openai.models)
     app.router.add_get("/v1/models/{model:.+}", openai.model)
     app.router.add_get("/v1/usage", usage.own)
+    app.router.add_post("/tokenize", tokenize.tokenize_text)
+    app.router.add_post("/detokenize", tokenize.detokenize_ids)
     app.router.add_get("/health", health.health)
     app.router.add_get("/ready", health.ready)
+    app.router.add_get("/openapi.json", description.openapi)
     return app
 
 
@@ -47,7 +58,14 @@ def build_admin_app(gateway: Gateway) -> web.Application:
     app.on_response_prepare.append(name_request)
     app.router.add_get("/admin/replicas", admin.replicas)
     app.router.add_post("/admin/replicas/{id}/reset_prefix_cache", admin.reset_prefix_cache)
+    app.router.add_get("/admin/decisions", live.decisions)
     app.router.add_get("/admin/decisions/{id}", admin.decision)
+    app.router.add_get("/admin/live", live.live)
+    app.router.add_get("/admin/index/hot", index_hot.hot)
+    app.router.add_post("/admin/playground", playground.play)
+    for path in ("/ui", "/ui/"):
+        app.router.add_get(path, ui.page)
+    app.router.add_get("/ui/{name}", ui.asset)
     app.router.add_post("/admin/index/explain", index_explain.explain)
     _add_tenancy(app)
     app.router.add_get("/metrics", admin.metrics)
@@ -63,6 +81,7 @@ def _add_tenancy(app: web.Application) -> None:
     app.router.add_get(tenant, admin_tenants.get_tenant)
     app.router.add_patch(tenant, admin_tenants.update_tenant)
     app.router.add_delete(tenant, admin_tenants.delete_tenant)
+    app.router.add_post(f"{tenant}/policy/dry-run", admin_policy.dry_run)
     app.router.add_get(f"{tenant}/keys", admin_tenants.list_keys)
     app.router.add_post(f"{tenant}/keys", admin_tenants.create_key)
     app.router.add_patch(key, admin_tenants.update_key)

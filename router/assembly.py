@@ -32,7 +32,9 @@ from router.fleet.tokenizers import Source, TokenizerStore
 from router.fleet.view import FleetView
 from router.observe.decisions import DecisionLog
 from router.observe.metrics import GatewayMetrics
+from router.observe.prefix_tally import PrefixTally
 from router.observe.recorder import Recorder
+from router.observe.shared_decisions import FLUSH_S, SharedDecisions
 from router.policy.planner import Planner, PlannerConfig
 from router.request.admit import Admission
 from router.request.attempt import AttemptRunner
@@ -43,9 +45,11 @@ from router.request.prepare import Preparer
 from router.request.settle import Settler
 from router.request.turns import Turns
 from router.request.watch import SilenceWatch
+from router.seat import Seat, Siblings
 from router.tenancy.administration import Administration
+from router.tenancy.dry_run import PolicyDryRun
 from router.tenancy.live_directory import LiveDirectory
-from router.tenancy.policies import TenantPolicies
+from router.tenancy.policies import PolicyChoice, TenantPolicies
 from router.tenancy.reload import ConfigReload
 from router.tenancy.stores import TenancyStores, memory_stores
 from router.tenancy.tenancy import Tenancy
@@ -86,10 +90,13 @@ class Gateway:
         clock: Clock,
         stores: Stores | None,
         tenancy_stores: TenancyStores | None = None,
+        shared_decisions: SharedDecisions | None = None,
+        seat: Seat | None = None,
     ) -> None:
         """Put the parts together; raise ConfigError for tenants or policies that make no sense.
 
-        Without `tenancy_stores`, limits and usage are this gateway's own.
+        Without `tenancy_stores`, limits and usage are this gateway's own, and without
+        `shared_decisions` its decisions. `seat`: this is one process of several.
         """
         config = spec.router
         self.id = id
@@ -100,7 +107,10 @@ class Gateway:
         self.started_at = int(clock.now())
         _check_static_replicas(config)
         self.metrics = GatewayMetrics()
-        self.decisions = DecisionLog(max_records=config.max_decisions)
+        self.decisions = DecisionLog(max_records=config.max_decisions, shared=shared_decisions)
+        self.seat = seat
+        self.siblings = _siblings(seat, admin_key=spec.admin_key)
+        self.dry_run = PolicyDryRun()
         self.admission = Admission(max_in_flight=config.max_in_flight)
         self.client = ReplicaClient(connect_timeout_s=config.connect_timeout_s)
         self.planner = Planner(
@@ -117,7 +127,9 @@ class Gateway:
         self.background = Background()
         self._build_tenancy(spec, tenancy_stores or memory_stores(gateway=id, clock=clock))
         self.history = OwnHistory()
-        self.recorder = _recorder(config.record, clock)
+        self.recorder = _recorder(config.record, clock, seat)
+        self.prefixes = PrefixTally()
+        self._known_live: set[str] = set()
         self.settler = Settler(
             metrics=self.metrics,
             decisions=self.decisions,
@@ -126,8 +138,10 @@ class Gateway:
             tenancy=self.tenancy,
             background=self.background,
             recorder=self.recorder,
+            prefixes=self.prefixes,
         )
         self._pollers: list[asyncio.Task[None]] = []
+        self._tokenizing: dict[str, tuple[int, Tokenizing]] = {}
         self._stores = stores
         self.index = self._build_index(stores) if stores is not None else None
         self.view = FleetView(
@@ -143,13 +157,18 @@ class Gateway:
         self._bridges = self._build_bridges(stores, spec) if stores is not None else None
 
     @property
+    def default_policy(self) -> PolicyChoice:
+        """The policy of tenants that name none."""
+        return self._policies.default
+
+    @property
     def directory(self) -> TenantDirectory:
         """The tenants and keys of this moment."""
         return self.tenancy.directory
 
     def _build_tenancy(self, spec: GatewaySpec, stores: TenancyStores) -> None:
         config, clock = self.config, self.clock
-        policies = TenantPolicies(
+        policies = self._policies = TenantPolicies(
             self.planner, (config.default_policy, config.default_policy_params)
         )
         live = LiveDirectory(
@@ -241,7 +260,8 @@ class Gateway:
             self.tenancy.poll,
             self.reload.follow,
         ):
-            self._pollers.append(asyncio.create_task(self._every_poll(poll)))
+            self._pollers.append(asyncio.create_task(self._every(self.config.poll_s, poll)))
+        self._pollers.append(asyncio.create_task(self._every(FLUSH_S, self.decisions.flush)))
         if self._bridges is not None:
             self._bridges.start()
 
@@ -255,6 +275,7 @@ class Gateway:
         self.watch.close()
         self.turns.close()
         await self.background.drain(timeout_s=_RELEASE_TIMEOUT_S)
+        await self.decisions.close()
         await self.tenancy.close()
         await self.client.close()
         if self.index is not None:
@@ -279,6 +300,16 @@ class Gateway:
 
     async def tokenizer(self, model: str) -> Tokenizing | None:
         """Return how requests for a model are tokenized, None when only stock engines serve it."""
+        known = self._tokenizing.get(model)
+        if known is not None and known[0] == self.view.version:
+            return known[1]
+        version = self.view.version
+        tokenizing = await self._tokenizing_of(model)
+        if tokenizing is not None and tokenizing.encoder is not None:
+            self._tokenizing[model] = version, tokenizing
+        return tokenizing
+
+    async def _tokenizing_of(self, model: str) -> Tokenizing | None:
         replicas = [r for r in self.view.serving(model) if r.pool is not None]
         pool = next((r.pool for r in replicas if r.pool is not None), None)
         if pool is None:
@@ -297,15 +328,24 @@ class Gateway:
     async def _refresh(self) -> None:
         await self.view.refresh()
         self.watch.look()
+        self._welcome()
         for replica in self.view.replicas:
             if not replica.live:
                 self.history.forget(replica.id)
         for model in self.view.models():
             await self.tokenizer(model)
 
-    async def _every_poll(self, poll: Callable[[], Awaitable[None]]) -> None:
+    def _welcome(self) -> None:
+        """Let those who wait be placed on replicas that were not live before."""
+        live = {replica.id for replica in self.view.replicas if replica.live}
+        if live - self._known_live:
+            self.planner.look_again()
+            self.turns.offer()
+        self._known_live = live
+
+    async def _every(self, seconds: float, poll: Callable[[], Awaitable[None]]) -> None:
         while True:
-            await asyncio.sleep(self.config.poll_s)
+            await asyncio.sleep(seconds)
             try:
                 await poll()
             except Exception:
@@ -321,10 +361,26 @@ class Gateway:
         self.metrics.refused.labels(refusal.replica).inc()
 
 
-def _recorder(config: RecordConfig | None, clock: Clock) -> Recorder | None:
+def _recorder(config: RecordConfig | None, clock: Clock, seat: Seat | None) -> Recorder | None:
+    """Open the recording; processes of one gateway write files of their own, with one key."""
     if config is None:
         return None
-    return Recorder(Path(config.path), max_bytes=config.max_bytes, now=clock.monotonic())
+    path = Path(config.path)
+    if seat is None:
+        return Recorder(path, max_bytes=config.max_bytes, now=clock.monotonic())
+    return Recorder(
+        path.with_stem(f"{path.stem}.p{seat.number}"),
+        max_bytes=config.max_bytes // seat.num_processes,
+        now=seat.recording.started_at,
+        key=seat.recording.key,
+    )
+
+
+def _siblings(seat: Seat | None, *, admin_key: str) -> Siblings | None:
+    """Return the other processes, for the one that answers the admin API for all."""
+    if seat is None or seat.admin_fd is None:
+        return None
+    return Siblings(seat, admin_key=admin_key)
 
 
 def _check_static_replicas(config: RouterConfig) -> None:

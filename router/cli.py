@@ -33,6 +33,7 @@ COMMANDS = {
     "up": Command("router.launch.up:up", "start a fleet here and keep it running"),
     "down": Command("router.launch.down:down", "stop the fleet of a run directory"),
     "status": Command("router.launch.inspect:status", "show the processes of a running fleet"),
+    "top": Command("router.launch.top:top", "watch replicas, tenants and decisions"),
     "logs": Command("router.launch.inspect:logs", "print where the logs are, or the last lines"),
     "gateway": Command("router.launch.gateway_command:gateway", "run a gateway alone"),
     "engine": Command("router.launch.engine_command:engine", "run one replica alone"),
@@ -109,6 +110,9 @@ COMMANDS = {
     ),
     "policy list": Command("router.launch.policy_command:list_", "list the placement policies"),
     "policy set": Command("router.launch.policy_command:set_", "place a tenant by another policy"),
+    "policy dry-run": Command(
+        "router.launch.policy_command:dry_run", "try a policy on a tenant's recorded traffic"
+    ),
     "doctor": Command("router.launch.doctor:doctor", "check that this machine can run a fleet"),
 }
 

@@ -89,12 +89,14 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `body_timeout_s`, or that reads nothing for `write_timeout_s`, is given up. `max_in_flight`
     requests are served at a time, the next one gets 429. `queue`, `saturation_s`, `max_siblings`
     and `hot_prefixes` are the planner's guards (docs/routing.md), null switches one off.
+    `processes` serve on the one port; what a process bounds, it bounds for itself.
     """
 
     host: str = "127.0.0.1"
     port: Port = 8000
     admin_host: str = "127.0.0.1"
     admin_port: Port = 8001
+    processes: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     max_body_bytes: Positive = 16 * 1024 * 1024
     max_in_flight: Positive = 4096
     max_attempts: Positive = 3

@@ -1,7 +1,8 @@
 """The gateway process: `python -P -m router.gateway --config-json FILE`.
 
-Startup, serving and shutdown on one screen. Exit codes: 0 drained, 2 configuration, 3 a port or a
-dependency is not there.
+Startup, serving and shutdown on one screen. With `router.processes` > 1 it is the parent of as many
+like itself, each started with `--seat`. Exit codes: 0 drained, 1 a process cannot be kept up,
+2 configuration, 3 a port or a dependency is not there.
 """
 
 from __future__ import annotations
@@ -32,13 +33,21 @@ from router.app import build_admin_app, build_client_app
 from router.assembly import Gateway, Stores
 from router.config import GatewaySpec, load_spec
 from router.file_limit import raise_file_limit
+from router.launch.gateway_processes import (
+    BACKLOG,
+    GatewayProcesses,
+    ProcessesFailedError,
+    check_processes,
+)
+from router.observe.access_log import write_together
+from router.observe.shared_decisions import SharedDecisions
+from router.seat import Seat, read_seat
 from router.tenancy.stores import TenancyStores, check_state_server, redis_stores
 
 log = logging.getLogger("prefixfleet.router")
 
 EXIT_CONFIG = 2
 EXIT_DEPENDENCY = 3
-_BACKLOG = 2048
 _CUT_OFF_TIMEOUT_S = 1.0
 _FILES_PER_REQUEST = 2
 
@@ -47,12 +56,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a gateway until SIGTERM or SIGINT; return the exit code."""
     parser = argparse.ArgumentParser(prog="router.gateway", description="Run one gateway.")
     parser.add_argument("--config-json", required=True, type=Path, metavar="FILE")
+    parser.add_argument("--seat", action="store_true", help="be one process of several")
     arguments = parser.parse_args(argv)
     setup_logging("gateway")
     try:
         spec = load_spec(arguments.config_json)
+        check_processes(spec)
+        if arguments.seat:
+            work = serve(spec, read_seat(sys.stdin.buffer.read()))
+        elif spec.router.processes > 1:
+            work = _supervise(spec, arguments.config_json)
+        else:
+            work = serve(spec)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(serve(spec))
+            runner.run(work)
+    except ProcessesFailedError as error:
+        print(f"prefixfleet gateway: {error}", file=sys.stderr)
+        return error.exit_code
     except ConfigError as error:
         print(f"prefixfleet gateway: {error}", file=sys.stderr)
         return EXIT_CONFIG
@@ -62,12 +82,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def serve(spec: GatewaySpec) -> None:
-    """Serve until a signal, then drain.
+async def _supervise(spec: GatewaySpec, spec_file: Path) -> None:
+    await GatewayProcesses(spec, spec_file).run()
+
+
+async def serve(spec: GatewaySpec, seat: Seat | None = None) -> None:
+    """Serve until a signal, then drain; with a `seat`, on the listeners that come with it.
 
     Raises DependencyError when a port is taken, ConfigError when the spec makes no sense.
     """
     stop = _stop_on_signals()
+    write_together(asyncio.get_running_loop())
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read again
     config = spec.router
     raise_file_limit(_FILES_PER_REQUEST * config.max_in_flight)
@@ -78,6 +103,8 @@ async def serve(spec: GatewaySpec) -> None:
         clock=SystemClock(),
         stores=_stores(spec),
         tenancy_stores=await _tenancy_stores(spec, id),
+        shared_decisions=_shared_decisions(spec),
+        seat=seat,
     )
     client_runner, admin_runner = (
         web.AppRunner(
@@ -88,15 +115,17 @@ async def serve(spec: GatewaySpec) -> None:
     try:
         await gateway.start()
         _reload_on_signal(gateway)
-        port = await _listen(client_runner, config.host, config.port)
-        admin_port = await _listen(admin_runner, config.admin_host, config.admin_port)
+        if seat is None:
+            await _listen(client_runner, config.host, config.port)
+            await _listen(admin_runner, config.admin_host, config.admin_port)
+        else:
+            await _take_seat(seat, client_runner, admin_runner)
         log.info(
-            "gateway ready id=%s url=http://%s:%d admin=http://%s:%d replicas=%d mode=%s",
+            "gateway ready id=%s process=%d url=%s admin=%s replicas=%d mode=%s",
             gateway.id,
-            config.host,
-            port,
-            config.admin_host,
-            admin_port,
+            seat.number if seat is not None else 0,
+            _address(client_runner),
+            _address(admin_runner),
             len(gateway.view.replicas),
             gateway.view.mode,
         )
@@ -139,20 +168,40 @@ async def _tenancy_stores(spec: GatewaySpec, id: str) -> TenancyStores | None:
     return redis_stores(redis, gateway=id, clock=SystemClock())
 
 
-async def _listen(runner: web.AppRunner, host: str, port: int) -> int:
-    """Open a listener and return its port."""
-    if runner.server is None:
-        await runner.setup()
+def _shared_decisions(spec: GatewaySpec) -> SharedDecisions | None:
+    """Return the place where other gateways find this one's decisions; None without a Redis."""
+    url = spec.index_url or spec.redis.resolved_state_url
+    if url == EMBEDDED:
+        return None
+    return SharedDecisions(connect(url, spec.redis), max_records=spec.router.max_decisions)
+
+
+async def _listen(runner: web.AppRunner, host: str, port: int) -> None:
+    """Open a listener; raise DependencyError when the port is taken."""
+    await runner.setup()
     try:
-        site = web.TCPSite(runner, host, port, backlog=_BACKLOG)
-        await site.start()
+        await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
     except OSError as error:
         raise DependencyError(
             f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; stop what uses it, "
             "or choose another port"
         ) from None
-    bound: int = runner.addresses[0][1]
-    return bound
+
+
+async def _take_seat(seat: Seat, clients: web.AppRunner, admins: web.AppRunner) -> None:
+    """Serve on the parent's listeners; last, let the other processes ask what an admin may."""
+    await clients.setup()
+    await admins.setup()
+    await web.SockSite(clients, socket.socket(fileno=seat.client_fd), backlog=BACKLOG).start()
+    if seat.admin_fd is not None:
+        await web.SockSite(admins, socket.socket(fileno=seat.admin_fd), backlog=BACKLOG).start()
+    await web.UnixSite(admins, str(seat.socket_file)).start()
+
+
+def _address(runner: web.AppRunner) -> str:
+    """Return the URL of a listener, or the path of its socket."""
+    address = runner.addresses[0]
+    return address if isinstance(address, str) else f"http://{address[0]}:{address[1]}"
 
 
 def _gateway_id() -> str:

@@ -65,13 +65,15 @@ class TenantTraffic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     `scale` 2 is twice as much: whole sessions again, under block ids of their own; below 1,
     sessions are left out. `weight` and `priority` are those of the engines' queues; `policy`
-    None is the replay's. `limits` hold as in a gateway: what exceeds them is refused with 429.
+    None is the replay's, `params` are its own. `limits` hold as in a gateway: what exceeds them is
+    refused with 429.
     """
 
     scale: NonNegative = 1.0
     weight: Positive = 1.0
     priority: int | None = None
     policy: str | None = None
+    params: dict[str, float] = {}
     limits: Limits = Limits()
 
 

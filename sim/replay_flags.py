@@ -84,7 +84,7 @@ def _add_traffic(parser: CommandParser) -> None:
         "--tenant",
         action="append",
         default=[],
-        metavar="NAME:scale=2,weight=1,priority=0,policy=P,tokens_per_minute=N",
+        metavar="NAME:scale=2,weight=1,priority=0,policy=P,param.NAME=V,tokens_per_minute=N",
         help="change one tenant's traffic, rank or limits; may be repeated",
     )
     parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal replays")
@@ -304,8 +304,9 @@ def _window(text: str | None) -> tuple[float, float] | None:
     return window
 
 
+_PARAM = "param."
 _TENANT_SETTINGS = (
-    *(name for name in TenantTraffic.__struct_fields__ if name != "limits"),
+    *(name for name in TenantTraffic.__struct_fields__ if name not in ("limits", "params")),
     *(name for name in Limits.__struct_fields__ if name != "soft_limit"),
 )
 
@@ -315,8 +316,12 @@ def _tenant(text: str) -> tuple[str, dict[str, Any]]:
     values: dict[str, Any] = {}
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
+        if equals and key.startswith(_PARAM):
+            params = values.setdefault("params", {})
+            params[key.removeprefix(_PARAM)] = _number(value, f"--tenant {text!r}")
+            continue
         if not equals or key not in _TENANT_SETTINGS:
-            allowed = ", ".join(_TENANT_SETTINGS)
+            allowed = ", ".join((*_TENANT_SETTINGS, f"{_PARAM}NAME"))
             raise ConfigError(f"--tenant {text!r}: {part!r} is not one of {allowed} with =VALUE")
         found = value if key == "policy" else _number(value, f"--tenant {text!r}")
         if key in Limits.__struct_fields__:

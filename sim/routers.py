@@ -84,6 +84,7 @@ class PlannedRouter:
 
     def forget(self, replica: str) -> None:
         self.planner.forget([replica])
+        self.planner.look_again()
 
 
 @dataclass(slots=True)

@@ -39,7 +39,7 @@ def build_router(config: ReplayConfig, *, gateway: str) -> Router:
         return BaselineRouter(build_baseline(config.policy, config.params))
     default = build_policy(config.policy, config.params, owner="replay")
     own: dict[str, Policy] = {
-        name: build_policy(traffic.policy, {}, owner=f"tenant {name}")
+        name: build_policy(traffic.policy, traffic.params, owner=f"tenant {name}")
         for name, traffic in config.tenants.items()
         if traffic.policy is not None
     }

@@ -27,6 +27,8 @@ log = logging.getLogger("prefixfleet.audit")
 READ_ONLY_POSTS = frozenset({"/admin/index/explain"})
 """They take a body, and change nothing."""
 
+_DRY_RUN = "/policy/dry-run"
+
 
 class Admin(NamedTuple):
     """Whoever calls the admin API; `tenant` is set for a tenant-admin alone."""
@@ -101,7 +103,8 @@ def _require(admin: Admin, request: web.Request) -> None:
     own = f"/admin/tenants/{admin.tenant}"
     if request.path.startswith(f"{own}/keys"):
         return
-    if _reads(request) and (request.path == own or request.path.startswith("/admin/usage")):
+    readable = request.path in (own, own + _DRY_RUN) or request.path.startswith("/admin/usage")
+    if _reads(request) and readable:
         return
     raise RequestError(
         "forbidden", f"this admin key is for the keys and the usage of {admin.tenant} alone"
@@ -109,7 +112,11 @@ def _require(admin: Admin, request: web.Request) -> None:
 
 
 def _reads(request: web.Request) -> bool:
-    return request.method in ("GET", "HEAD") or request.path in READ_ONLY_POSTS
+    return (
+        request.method in ("GET", "HEAD")
+        or request.path in READ_ONLY_POSTS
+        or request.path.endswith(_DRY_RUN)
+    )
 
 
 async def _audit(gateway: Gateway, request: web.Request, admin: Admin, status: int) -> None:

@@ -6,6 +6,9 @@ access.py.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
+
 import msgspec
 from aiohttp import web
 
@@ -18,6 +21,7 @@ from router.assembly import Gateway
 from router.fleet.client import ReplicaFailure
 from router.fleet.pools import Refusal
 from router.fleet.replica import Replica
+from router.observe.scrape import merge_scrapes
 from router.policy.types import BreakerState
 from router.tenancy.fleet_limiter import FleetLimiter
 
@@ -58,10 +62,18 @@ class ReplicaList(msgspec.Struct, frozen=True, kw_only=True):
 async def replicas(request: web.Request) -> web.StreamResponse:
     """Answer GET /admin/replicas."""
     gateway = request.app[GATEWAY]
-    states = [_state(gateway, replica) for replica in gateway.view.replicas]
+    states = await replica_states(gateway)
     return json_response(
         ReplicaList(gateway=gateway.id, replicas=states, refused=gateway.view.refusals)
     )
+
+
+async def replica_states(gateway: Gateway) -> list[ReplicaState]:
+    """Describe every replica, with the requests of all processes of this gateway."""
+    states = [_state(gateway, replica) for replica in gateway.view.replicas]
+    if gateway.siblings is not None:
+        states = _added(states, await gateway.siblings.ask("/admin/replicas"))
+    return states
 
 
 async def reset_prefix_cache(request: web.Request) -> web.StreamResponse:
@@ -89,12 +101,12 @@ async def decision(request: web.Request) -> web.StreamResponse:
     """Answer GET /admin/decisions/{id}."""
     gateway = request.app[GATEWAY]
     request_id = request.match_info["id"]
-    record = gateway.decisions.get(request_id)
+    record = await gateway.decisions.find(request_id)
     if record is None:
         raise RequestError(
             "not_found",
-            f"no decision {request_id!r}; this gateway keeps its last "
-            f"{gateway.config.max_decisions} finished requests",
+            f"no decision {request_id!r}; the last {gateway.config.max_decisions} finished "
+            "requests are kept",
         )
     return json_response(record)
 
@@ -103,10 +115,23 @@ async def metrics(request: web.Request) -> web.StreamResponse:
     """Answer GET /metrics in Prometheus' text format."""
     gateway = request.app[GATEWAY]
     _fill_gauges(gateway)
+    body = gateway.metrics.render()
+    if gateway.siblings is not None:
+        others = await gateway.siblings.ask("/metrics")
+        body = await asyncio.to_thread(merge_scrapes, {0: body, **others})
     return web.Response(
-        body=gateway.metrics.render(),
+        body=body,
         headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"},
     )
+
+
+def _added(states: list[ReplicaState], others: Mapping[int, bytes]) -> list[ReplicaState]:
+    """Add the requests that the other processes have at each replica."""
+    num_active = {state.id: state.num_active for state in states}
+    for answer in others.values():
+        for state in msgspec.json.decode(answer, type=ReplicaList).replicas:
+            num_active[state.id] = num_active.get(state.id, 0) + state.num_active
+    return [msgspec.structs.replace(s, num_active=num_active[s.id]) for s in states]
 
 
 def _state(gateway: Gateway, replica: Replica) -> ReplicaState:

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import math
 import re
-import uuid
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -19,6 +18,7 @@ from aiohttp import web
 from engine.frontend.errors import RequestError, envelope
 from engine.frontend.parse import invalid_field
 from kvindex.foundation.errors import PrefixFleetError
+from router.request import identifiers
 
 log = logging.getLogger("prefixfleet.router.http")
 
@@ -85,7 +85,7 @@ def decode_as(body: bytes, kind: type[T]) -> T:
 async def shape_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give the request its id, and every failure before an answer has begun its shape."""
     offered = request.headers.get(REQUEST_ID_HEADER, "")
-    request[REQUEST_ID] = offered if _SANE_ID.fullmatch(offered) else uuid.uuid4().hex
+    request[REQUEST_ID] = offered if _SANE_ID.fullmatch(offered) else identifiers.request_id()
     try:
         return await handler(request)
     except PrefixFleetError as error:

@@ -7,15 +7,22 @@ endpoint can miss one of them.
 from __future__ import annotations
 
 import asyncio
-import secrets
-import uuid
+from collections.abc import Callable
 
 from aiohttp import web
 
 from engine.frontend.errors import RequestError
 from engine.frontend.openai import ModelCard, ModelList
+from engine.frontend.responses_answer import ResponseStream, whole_response
+from engine.frontend.responses_request import (
+    ResponsesRequest,
+    as_responses_error,
+    parse_responses_request,
+)
+from kvindex.foundation.tracing import annotate, server_span, span
 from router.api.http import ANSWER_HEADERS, REQUEST_ID, json_bytes, json_response, read_json
 from router.assembly import Gateway
+from router.request import identifiers
 from router.request.auth import bearer_key
 from router.request.body import Endpoint, check_foreign, read_body, with_model
 from router.request.claim import CLIENT_GONE, claim_tokens
@@ -40,6 +47,14 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 async def completions(request: web.Request) -> web.StreamResponse:
     """Answer POST /v1/completions."""
     return await _generate(request, "completions")
+
+
+async def responses(request: web.Request) -> web.StreamResponse:
+    """Answer POST /v1/responses: a chat completion, shown as a response."""
+    try:
+        return await _generate(request, "chat/completions", parse_responses_request)
+    except RequestError as error:
+        raise as_responses_error(error) from None
 
 
 async def models(request: web.Request) -> web.StreamResponse:
@@ -68,24 +83,48 @@ async def _cards(request: web.Request) -> dict[str, ModelCard]:
     }
 
 
-async def _generate(request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
+async def serve_as(identity: Identity, request: web.Request, body: bytes) -> bytes:
+    """Serve a chat completion that is not streamed, for somebody known already."""
     gateway = request.app[GATEWAY]
-    with gateway.settler.refusals(request[REQUEST_ID], request.path) as refusal:
+    with gateway.admission.admit():
+        job = await _open_job(gateway, request, identity, "chat/completions", body)
+        gateway.settler.opened(job)
+        response = await _settled(gateway, request, job, None)
+    assert isinstance(response, web.Response), "nothing was to be streamed"
+    assert isinstance(response.body, bytes)
+    return response.body
+
+
+async def _generate(
+    request: web.Request,
+    endpoint: Endpoint,
+    translate: Callable[[bytes], ResponsesRequest] | None = None,
+) -> web.StreamResponse:
+    """Serve a body; `translate` makes it one of `endpoint`, and the answer is shown accordingly."""
+    gateway = request.app[GATEWAY]
+    with (
+        server_span("gateway.request", request.headers),
+        gateway.settler.refusals(request[REQUEST_ID], request.path) as refusal,
+    ):
         identity = await gateway.tenancy.identify(bearer_key(request.headers))
         refusal.tenant = identity.tenant.name
         with gateway.admission.admit():
             body = await read_json(request, timeout_s=gateway.config.body_timeout_s)
-            job = await _open_job(gateway, request, identity, endpoint, body)
+            asked = translate(body) if translate is not None else None
+            sent = body if asked is None else asked.chat
+            job = await _open_job(gateway, request, identity, endpoint, sent)
             gateway.settler.opened(job)
             refusal.is_over = True
-            return await _settled(gateway, request, job)
+            return await _settled(gateway, request, job, asked)
 
 
-async def _settled(gateway: Gateway, request: web.Request, job: Job) -> web.StreamResponse:
+async def _settled(
+    gateway: Gateway, request: web.Request, job: Job, asked: ResponsesRequest | None
+) -> web.StreamResponse:
     """Serve a job and settle it once, however it ends."""
     status = CLIENT_GONE
     try:
-        response = await _serve(gateway, request, job)
+        response = await _serve(gateway, request, job, asked)
         status = job.late_error.shape.status if job.late_error else response.status
         return response
     except RequestError as error:
@@ -98,6 +137,13 @@ async def _settled(gateway: Gateway, request: web.Request, job: Job) -> web.Stre
         raise
     finally:
         gateway.settler.settle(job, status=status)
+        annotate(
+            tenant=job.tenant.name,
+            model=job.head.model,
+            status=status,
+            request_id=job.request_id,
+            attempts=len(job.attempts),
+        )
 
 
 async def _open_job(
@@ -111,7 +157,7 @@ async def _open_job(
     salt = cache_salt(gateway.fleet_secret, identity.tenant.isolation_group, head.cache_salt)
     return Job(
         request_id=request_id,
-        unique_id=f"{request_id}.{uuid.uuid4().hex[:8]}",
+        unique_id=f"{request_id}.{identifiers.suffix()}",
         identity=identity,
         asked_model=asked_model,
         endpoint=endpoint,
@@ -119,22 +165,27 @@ async def _open_job(
         fields=fields,
         body=body,
         cache_salt=salt,
-        seed=secrets.randbits(63),
+        seed=identifiers.seed(),
         started_at=gateway.clock.monotonic(),
     )
 
 
-async def _serve(gateway: Gateway, request: web.Request, job: Job) -> web.StreamResponse:
+async def _serve(
+    gateway: Gateway, request: web.Request, job: Job, asked: ResponsesRequest | None
+) -> web.StreamResponse:
     _require_model(gateway, job)
     prepared = await _admit(gateway, request, job)
     if not job.head.stream:
         body, headers = await gateway.dispatcher.whole(job, prepared)
-        response = json_bytes(body)
+        response = json_bytes(body if asked is None else whole_response(asked, body))
         response.headers.update(headers)
         return response
     config = gateway.config
     async with ClientStream(
-        request, keep_alive_s=config.keep_alive_s, write_timeout_s=config.write_timeout_s
+        request,
+        keep_alive_s=config.keep_alive_s,
+        write_timeout_s=config.write_timeout_s,
+        shape=None if asked is None else ResponseStream(asked),
     ) as stream:
         await gateway.dispatcher.stream(job, prepared, stream)
     return stream.response
@@ -156,7 +207,8 @@ async def _admit(gateway: Gateway, request: web.Request, job: Job) -> Prepared:
     """Let a job in by its tenant's limits; what is left of them goes into the answer, whichever."""
     try:
         await gateway.tenancy.refuse_early(job.identity)
-        prepared = job.prepared = await _prepare(gateway, job)
+        with span("gateway.prepare"):
+            prepared = job.prepared = await _prepare(gateway, job)
         grant = await claim_tokens(job, prepared, tenancy=gateway.tenancy, metrics=gateway.metrics)
     except LimitReached as reached:
         gateway.metrics.limit_hits.labels(job.tenant.name, reached.hit.kind).inc()
@@ -185,6 +237,7 @@ async def _prepare(gateway: Gateway, job: Job) -> Prepared:
             max_model_len=tokenizer.max_model_len,
             scheme=tokenizer.scheme,
             cache_salt=job.cache_salt,
+            adapter=gateway.view.adapter(job.head.model),
         )
     except RequestError:
         if not tokenizer.is_foreign:
@@ -197,5 +250,5 @@ def _estimate(job: Job) -> Prepared:
     return estimate(
         job.body,
         num_output_tokens=job.head.max_completion_tokens or job.head.max_tokens,
-        hashes=text_chain(bytes(text), cache_salt=job.cache_salt),
+        hashes=text_chain(bytes(text), cache_salt=f"{job.head.model}/{job.cache_salt}"),
     )

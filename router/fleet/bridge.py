@@ -20,7 +20,7 @@ from kvindex.hashing import known_answer
 from kvindex.index import LoadReport, PrefixIndex, Target
 from kvindex.ingest import Ingester
 from kvindex.ingest_source import IngestSource, Trust
-from kvindex.registry import FleetRegistry, ReplicaRecord, pool_id
+from kvindex.registry import FleetRegistry, ReplicaRecord, ServedAdapter, pool_id
 from kvindex.shared_record import SharedRecord
 from kvindex.subscriber import EventSubscriber
 from router.config import StaticReplica
@@ -234,6 +234,7 @@ class EngineBridge:
             max_model_len=facts.max_model_len,
             dp_size=self._config.data_parallel_size,
             hit_granularity=facts.block_size,
+            adapters=tuple(ServedAdapter(a.name, a.path) for a in facts.adapters.values()),
         )
 
     def _note(self, trust: Trust) -> None:

@@ -12,8 +12,10 @@ from collections.abc import Callable, Sequence
 
 from kvindex.foundation.clock import Clock
 from kvindex.foundation.errors import DependencyError
+from kvindex.hashing import Adapter
 from kvindex.index import TargetMatch, TargetState, TrustMode
-from kvindex.registry import Registry, ReplicaRecord
+from kvindex.registry import Registry, ReplicaRecord, ServedAdapter
+from router.fleet.adapters import pinned_adapters, served_names
 from router.fleet.index_access import IndexAccess
 from router.fleet.pools import Pool, PoolBook, Refusal
 from router.fleet.replica import Replica
@@ -28,7 +30,7 @@ REGISTRY_TIMEOUT_S = 2.0
 
 
 class FleetView:
-    """Replicas by id.
+    """Replicas by id; what is derived from them holds until `version` changes.
 
     `on_refused` is told of each refusal once, `on_forgotten` of each replica that has left or was
     replaced by a new process.
@@ -54,6 +56,10 @@ class FleetView:
         self._on_forgotten = on_forgotten
         self._book = PoolBook()
         self._registered: dict[str, Replica] = {}
+        self._serving: dict[str, list[Replica]] = {}
+        self._models: dict[str, int | None] | None = None
+        self.version = 0
+        self._adapters: dict[str, ServedAdapter] = {}
         self.refusals: list[Refusal] = []
         self.registry_down_reason: str | None = None
 
@@ -111,15 +117,28 @@ class FleetView:
 
     def serving(self, model: str) -> list[Replica]:
         """Return the replicas that serve a model, live or not."""
-        return [replica for replica in self.replicas if model in replica.served_models]
+        known = self._serving.get(model)
+        if known is None:
+            known = [replica for replica in self.replicas if model in replica.served_models]
+            if known:  # Names that clients invent are not remembered.
+                self._serving[model] = known
+        return known
+
+    def adapter(self, model: str) -> Adapter | None:
+        """Return the adapter that a model name stands for, as block hashes see it."""
+        found = self._adapters.get(model)
+        return None if found is None else Adapter(found.name, found.path)
 
     def models(self) -> dict[str, int | None]:
         """Map every served model to the longest context of its replicas, None when unknown."""
+        if self._models is not None:
+            return self._models
         found: dict[str, int | None] = {}
         for replica in self.replicas:
             for model in replica.served_models:
                 lengths = [n for n in (found.get(model), replica.max_model_len) if n is not None]
                 found[model] = max(lengths) if lengths else None
+        self._models = found
         return found
 
     def views(self, model: str, matches: Sequence[TargetMatch] | None) -> list[TargetView]:
@@ -142,8 +161,17 @@ class FleetView:
 
     async def refresh_static(self) -> None:
         """Probe every configured replica once, all at the same time."""
-        now = self._clock.monotonic()
-        await asyncio.gather(*(probe.refresh(now) for probe in self._probes))
+        await asyncio.gather(*(self._probe(probe) for probe in self._probes))
+
+    async def _probe(self, probe: StaticProbe) -> None:
+        await probe.refresh(self._clock.monotonic())
+        self._forget_derived()
+
+    def _forget_derived(self) -> None:
+        """Work out anew who serves what: to be called after every change of a replica."""
+        self._serving.clear()
+        self._models = None
+        self.version += 1
 
     async def _refresh_registry(self, registry: Registry) -> None:
         try:
@@ -179,6 +207,24 @@ class FleetView:
             del self._registered[replica_id]
         if gone:
             self._on_forgotten(gone)
+        self._name_adapters()
+        self._forget_derived()
+
+    def _name_adapters(self) -> None:
+        """Settle what the names of adapters stand for, and who serves them."""
+        records = {r.id: r.record for r in self._registered.values() if r.record is not None}
+        pins = self._adapters = pinned_adapters(records.values())
+        for replica_id, record in records.items():
+            replica, names = self._registered[replica_id], served_names(record, pins)
+            if names != replica.served_models:
+                refused = [one.name for one in record.adapters if one.name not in names]
+                log.info(
+                    "replica serves replica=%s names=%s adapters_of_other_meaning=%s",
+                    replica_id,
+                    ",".join(names),
+                    ",".join(refused) or "-",
+                )
+                replica.served_models = names
 
     def _admit(self, record: ReplicaRecord, pool: Pool, now: float) -> None:
         known = self._registered.get(record.id)

@@ -47,8 +47,18 @@ class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True):
     executor: str = "model"
     scripted: dict[str, Any] = {}
     data_parallel_size: int = 1
+    tensor_parallel_size: int = 1
+    deterministic: bool = False
+    distributed_executor_backend: str = "mp"
     runner_process: bool = False
     step_log_dir: str | None = None
+    lora_adapters: dict[str, str] = {}
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    device: str = "auto"
+    gpu_memory_utilization: float = 0.92
+    cuda_graph_mode: str = "full_and_piecewise"
+    enforce_eager: bool = False
 
 
 def _host_in_url(host: str) -> str:

@@ -1,4 +1,4 @@
-"""`prefixfleet engine MODEL`: one replica on its own, under the flag names that vLLM uses.
+"""`prefixfleet engine MODEL`: one replica, on its own or in a fleet, under vLLM's flag names.
 
 It prepares the model, then becomes the replica's front process; nothing of the launcher stays. A
 flag that today's engine cannot honour is refused, with those that it can.
@@ -7,17 +7,22 @@ flag that today's engine cannot honour is refused, with those that it can.
 from __future__ import annotations
 
 import os
+import socket
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
+from kvindex.config import EMBEDDED, RedisConfig
 from kvindex.foundation.arguments import CommandParser, Invocation
+from kvindex.foundation.config_loader import LoadedConfig
+from kvindex.foundation.errors import ConfigError
 from router.launch.children import ReplicaSettings, url_of
-from router.launch.config import load_fleet_config
-from router.launch.model_folder import prepare_model
+from router.launch.config import FleetConfig, load_fleet_config
+from router.launch.model_folder import chosen_model
 from router.launch.plan import threads_per_core
 from router.launch.ports import require_free
+from router.launch.secrets import VARIABLES, shared_secrets
 
 
 def engine(invocation: Invocation) -> NoReturn:
@@ -28,11 +33,11 @@ def engine(invocation: Invocation) -> NoReturn:
     config = load_fleet_config(invocation.config_file, overrides)
     worker = config.plain("worker")
     require_free(worker["host"], worker["port"], flag="--port")
-    model = prepare_model(
-        worker["model"], dtype=worker["dtype"], cache_dir=worker["cache_dir"], say=_say
-    )
+    joining = _joining(config, flags.join)
+    fleet = config.section("fleet", FleetConfig)
+    model = chosen_model(config, say=_say)
     settings = ReplicaSettings(
-        replica_id=f"engine-{worker['port']}",
+        replica_id=flags.replica_id or f"{socket.gethostname()}-{worker['port']}",
         host=worker["host"],
         port=worker["port"],
         model_folder=model.folder,
@@ -44,16 +49,50 @@ def engine(invocation: Invocation) -> NoReturn:
         engine=config.plain("engine"),
         kv_cache_memory_bytes=worker["kv_cache_memory_bytes"],
         api_key=worker["api_key"],
-        advertised_url=url_of(worker["host"], worker["port"]),
+        advertised_url=flags.advertised_url or url_of(worker["host"], worker["port"]),
+        executor=fleet.executor,
+        scripted=fleet.scripted,
+        **joining,
         renew_s=worker["renew_s"],
         lease_s=worker["lease_s"],
         drain_timeout_s=worker["drain_timeout_s"],
         data_parallel_size=worker["data_parallel_size"],
+        tensor_parallel_size=worker["tensor_parallel_size"],
+        deterministic=worker["deterministic"],
+        distributed_executor_backend=worker["distributed_executor_backend"],
         runner_process=worker["runner_process"],
         step_log_dir=worker["step_log_dir"],
+        lora_adapters=worker["lora_adapters"],
+        tool_call_parser=worker["tool_call_parser"],
+        reasoning_parser=worker["reasoning_parser"],
+        device=worker["device"],
+        gpu_memory_utilization=worker["gpu_memory_utilization"],
+        cuda_graph_mode=worker["cuda_graph_mode"],
+        enforce_eager=worker["enforce_eager"],
     )
     _say(f"serving {', '.join(settings.served_models)} on {settings.advertised_url}/v1")
     _become_front(settings)
+
+
+def _joining(config: LoadedConfig, joins: bool) -> dict[str, Any]:
+    """Return what makes a replica register in a fleet; ConfigError without a Redis or secrets."""
+    redis = config.section("redis", RedisConfig)
+    if not joins:
+        return {}
+    if redis.index_url == EMBEDDED:
+        raise ConfigError("--join needs the fleet's Redis: --redis URL, or redis.index_url")
+    secrets = shared_secrets()
+    if secrets is None:
+        raise ConfigError(
+            f"--join needs the fleet's secrets in {', '.join(VARIABLES.values())}; on the machine "
+            "of `prefixfleet up` they are in its run directory, in secrets.json"
+        )
+    return {
+        "index_url": redis.index_url,
+        "redis": redis,
+        "internal_token": secrets.internal_token,
+        "fleet_secret": secrets.fleet_secret,
+    }
 
 
 def _say(text: str) -> None:
@@ -65,6 +104,12 @@ def _parser(invocation: Invocation) -> CommandParser:
     parser.override(
         "model", "worker.model", nargs="?", help='"demo" or a Hugging Face folder', metavar="MODEL"
     )
+    parser.add_argument(
+        "--join", action="store_true", help="register in the fleet of --redis, with its secrets"
+    )
+    parser.override("--redis", "redis.index_url", help="the fleet's index")
+    parser.add_argument("--replica-id", help="its name in the fleet (default: host and port)")
+    parser.add_argument("--advertised-url", help="where gateways reach it (default: host and port)")
     parser.add_argument("--served-model-name", nargs="+", help="names that requests may use")
     for flag, setting, text in (
         ("--max-model-len", "engine.max_model_len", "longest prompt plus output, in tokens"),
@@ -75,21 +120,51 @@ def _parser(invocation: Invocation) -> CommandParser:
         ("--num-threads", "worker.num_threads", "threads that compute, 0 for all cores"),
         ("--port", "worker.port", "port of the API"),
         ("--data-parallel-size", "worker.data_parallel_size", "engine cores behind the API"),
+        ("--tensor-parallel-size", "worker.tensor_parallel_size", "processes that share a model"),
     ):
         parser.override(flag, setting, type=int, help=text)
     for flag, setting, text in (
         ("--dtype", "worker.dtype", "auto, float32 or bfloat16"),
         ("--host", "worker.host", "address to listen on"),
+        ("--distributed-executor-backend", "worker.distributed_executor_backend", "mp or ray"),
         ("--api-key", "worker.api_key", "key that requests must carry"),
         ("--step-log-dir", "worker.step_log_dir", "folder for recordings of every step"),
+        ("--tool-call-parser", "worker.tool_call_parser", "hermes, mistral or llama3_json"),
+        ("--reasoning-parser", "worker.reasoning_parser", "qwen3, deepseek_r1 or mistral"),
+        ("--device", "worker.device", "auto, cpu or cuda"),
+        (
+            "--cuda-graph-mode",
+            "worker.cuda_graph_mode",
+            "none, piecewise, full, full_decode_only or full_and_piecewise",
+        ),
     ):
         parser.override(flag, setting, help=text)
+    parser.override(
+        "--gpu-memory-utilization",
+        "worker.gpu_memory_utilization",
+        type=float,
+        help="share of a GPU's memory that the engine may take",
+    )
+    parser.override(
+        "--enforce-eager",
+        "worker.enforce_eager",
+        action="store_true",
+        default=None,
+        help="no CUDA graphs",
+    )
     parser.override(
         "--runner-process",
         "worker.runner_process",
         action="store_true",
         default=None,
         help="give the model a process of its own",
+    )
+    parser.override(
+        "--deterministic",
+        "worker.deterministic",
+        action="store_true",
+        default=None,
+        help="the same tokens alone and in any batch, in bfloat16 too",
     )
     caching = "engine.enable_prefix_caching"
     parser.override(

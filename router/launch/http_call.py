@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from kvindex.foundation.errors import DependencyError
 
 _PROBE_TIMEOUT_S = 2.0
-_CALL_TIMEOUT_S = 10.0
+CALL_TIMEOUT_S = 10.0
 
 
 class Answer(NamedTuple):
@@ -38,7 +38,7 @@ def call(
     key: str | None = None,
     method: str = "GET",
     body: object = None,
-    timeout_s: float = _CALL_TIMEOUT_S,
+    timeout_s: float = CALL_TIMEOUT_S,
 ) -> Answer:
     """Call a URL and return what came, whatever its status; DependencyError when nothing did.
 

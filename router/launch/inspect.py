@@ -18,7 +18,7 @@ from kvindex.foundation.config_errors import nearest
 from kvindex.foundation.errors import ConfigError, DependencyError, PrefixFleetError
 from router.launch.down import find_run_dir, is_alive, pids, run_dir_parser
 from router.launch.fleet_file import read_fleet_file, require_running
-from router.launch.http_call import Answer, answers_ok, call
+from router.launch.http_call import CALL_TIMEOUT_S, Answer, answers_ok, call
 from router.launch.table import table
 
 ADMIN_KEY_VARIABLE = "PREFIXFLEET_ADMIN_KEY"
@@ -125,6 +125,7 @@ def ask(
     *,
     method: str = "GET",
     body: object = None,
+    timeout_s: float = CALL_TIMEOUT_S,
 ) -> Answer:
     """Call the admin API; raise PrefixFleetError with its message unless it answers 200 or 201."""
     if flags.admin_url is not None:
@@ -135,7 +136,7 @@ def ask(
     else:
         fleet = require_running(find_run_dir(invocation, parser.overrides(flags)))
         url, key = fleet.admin_url, fleet.admin_key
-    answer = call(f"{url}{path}", key=key, method=method, body=body)
+    answer = call(f"{url}{path}", key=key, method=method, body=body, timeout_s=timeout_s)
     if answer.status not in (200, 201) or answer.body is None:
         raise PrefixFleetError(refusal(answer) or f"the admin API answered {answer.status}")
     return answer

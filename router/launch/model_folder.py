@@ -15,8 +15,10 @@ from typing import IO
 
 import msgspec
 
+from kvindex.foundation.config_loader import LoadedConfig
 from kvindex.foundation.die_with_parent import wrap
 from kvindex.foundation.errors import ConfigError, DependencyError, PrefixFleetError
+from router.launch.config import FleetConfig
 
 _EXIT_CONFIG = 2
 
@@ -30,6 +32,16 @@ class PreparedModel(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     model: str
     dtype: str
+
+
+def chosen_model(config: LoadedConfig, *, say: Callable[[str], None]) -> PreparedModel:
+    """Return the model that a configuration asks for; raises what `prepare_model` does."""
+    worker = config.plain("worker")
+    if config.section("fleet", FleetConfig).executor == "scripted" and worker["model"] != "demo":
+        return scripted_model(worker["model"], dtype=worker["dtype"])
+    return prepare_model(
+        worker["model"], dtype=worker["dtype"], cache_dir=worker["cache_dir"], say=say
+    )
 
 
 def prepare_model(

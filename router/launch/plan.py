@@ -137,8 +137,18 @@ def _replicas(
             executor=fleet.executor,
             scripted=fleet.scripted,
             data_parallel_size=worker["data_parallel_size"],
+            tensor_parallel_size=worker["tensor_parallel_size"],
+            deterministic=worker["deterministic"],
+            distributed_executor_backend=worker["distributed_executor_backend"],
             runner_process=worker["runner_process"],
             step_log_dir=worker["step_log_dir"],
+            lora_adapters=worker["lora_adapters"],
+            tool_call_parser=worker["tool_call_parser"],
+            reasoning_parser=worker["reasoning_parser"],
+            device=worker["device"],
+            gpu_memory_utilization=worker["gpu_memory_utilization"],
+            cuda_graph_mode=worker["cuda_graph_mode"],
+            enforce_eager=worker["enforce_eager"],
         )
         for i, port in enumerate(ports)
     ]

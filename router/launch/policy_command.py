@@ -1,4 +1,4 @@
-"""`prefixfleet policy list | set`: which policies there are, and which one places a tenant."""
+"""`prefixfleet policy list | set | dry-run`: which policies there are, which one places whom."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from router.launch.inspect import admin_parser, admin_path, ask
 from router.launch.limit_flags import number_or_text, pairs_of
 from router.launch.table import table
 from router.policy.registry import POLICIES
+
+# Two replays, each with a limit of its own at the gateway.
+_DRY_RUN_S = 300.0
 
 
 def list_(invocation: Invocation) -> int:
@@ -41,9 +44,7 @@ def set_(invocation: Invocation) -> int:
         "--param", action="append", metavar="NAME=VALUE", help="a parameter of it; repeat"
     )
     flags = parser.read()
-    params = {
-        name: number_or_text(value) for name, value in pairs_of("--param", flags.param).items()
-    }
+    params = _params(flags.param)
     # A merge patch keeps what it does not name: parameters of the policy before must go.
     path = admin_path("tenants", flags.tenant)
     old = ask(invocation, parser, flags, path).body["tenant"]["policy_params"]
@@ -57,3 +58,37 @@ def set_(invocation: Invocation) -> int:
     else:
         print(f"{flags.tenant}: placed by {body['tenant']['policy'] or 'the default policy'}")
     return 0
+
+
+def dry_run(invocation: Invocation) -> int:
+    """Replay what the gateway has recorded, with a tenant's policy as it is and with another."""
+    parser = admin_parser(invocation, "Try a policy for a tenant on what was recorded.")
+    parser.add_argument("tenant")
+    parser.add_argument("policy", help="see `prefixfleet policy list`")
+    parser.add_argument(
+        "--param", action="append", metavar="NAME=VALUE", help="a parameter of it; repeat"
+    )
+    flags = parser.read()
+    body = ask(
+        invocation,
+        parser,
+        flags,
+        admin_path("tenants", flags.tenant, "policy", "dry-run"),
+        method="POST",
+        body={"policy": flags.policy, "params": _params(flags.param)},
+        timeout_s=_DRY_RUN_S,
+    ).body
+    if invocation.as_json:
+        print(json.dumps(body))
+        return 0
+    now, then, fleet = body["now"], body["then"], body["fleet"]
+    print(
+        f"{body['requests']} requests of {flags.tenant}, {body['recorded_rows']} of all, on "
+        f"{fleet['replicas']} replicas of {fleet['blocks']} blocks ({body['latency']})"
+    )
+    print(table([{"": name, "now": now[name], "then": then[name]} for name in now]))
+    return 0
+
+
+def _params(words: list[str] | None) -> dict[str, object]:
+    return {name: number_or_text(value) for name, value in pairs_of("--param", words).items()}

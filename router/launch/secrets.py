@@ -7,7 +7,9 @@ Tenants' keys are not among them: what is stored of a key is its SHA-256, and th
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
+from collections.abc import Mapping
 
 import msgspec
 
@@ -36,8 +38,39 @@ def load_secrets(run_dir: RunDirectory) -> FleetSecrets:
         ) from None
 
 
+VARIABLES: Mapping[str, str] = {
+    "fleet_secret": "PREFIXFLEET_FLEET_SECRET",
+    "internal_token": "PREFIXFLEET_INTERNAL_TOKEN",
+    "admin_key": "PREFIXFLEET_ADMIN_KEY",
+}
+"""Where processes of one fleet on several machines find its secrets: all of them, or none."""
+
+_MIN_CHARS = 16
+
+
+def shared_secrets(environ: Mapping[str, str] | None = None) -> FleetSecrets | None:
+    """Return the secrets of the environment, None when the fleet's own two are not there.
+
+    ConfigError naming the variable that is missing or too short to be a secret.
+    """
+    given = os.environ if environ is None else environ
+    own = ("fleet_secret", "internal_token")
+    if not any(given.get(VARIABLES[name]) for name in own):
+        return None
+    for variable in VARIABLES.values():
+        value = given.get(variable, "")
+        if len(value) < _MIN_CHARS:
+            what = "is missing" if not value else f"has fewer than {_MIN_CHARS} characters"
+            every = ", ".join(VARIABLES.values())
+            raise ConfigError(f"{variable} {what}; a fleet on several machines needs {every}")
+    return FleetSecrets(**{name: given[variable] for name, variable in VARIABLES.items()})
+
+
 def load_or_create_secrets(run_dir: RunDirectory) -> FleetSecrets:
-    """Return the run directory's secrets, made now if it has none (file mode 0600)."""
+    """Return the environment's secrets, else the run directory's, made now if it has none."""
+    shared = shared_secrets()
+    if shared is not None:
+        return shared
     if run_dir.secrets_file.exists():
         return load_secrets(run_dir)
     made = FleetSecrets(

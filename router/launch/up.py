@@ -28,7 +28,7 @@ from router.launch.fleet_file import (
     ReplicaEntry,
     read_fleet_file,
 )
-from router.launch.model_folder import PreparedModel, prepare_model, scripted_model
+from router.launch.model_folder import chosen_model
 from router.launch.plan import FleetPlan, make_plan, settle_router
 from router.launch.progress import Progress
 from router.launch.run_dir import RunDirectory
@@ -99,7 +99,7 @@ def _run(
     if config.section("redis", RedisConfig).index_url == EMBEDDED:
         embedded_redis.find_server()  # better refused now than after the model is loaded
     progress.say(f"model {config.plain('worker')['model']} …")
-    model = _prepare(config, progress)
+    model = chosen_model(config, say=progress.say)
     progress.say(f"model is in {model.folder}")
     plan = make_plan(
         config,
@@ -123,15 +123,6 @@ def _run(
         return await fleet.run()
 
     return asyncio.run(serve())
-
-
-def _prepare(config: LoadedConfig, progress: Progress) -> PreparedModel:
-    worker = config.plain("worker")
-    if config.section("fleet", FleetConfig).executor == "scripted" and worker["model"] != "demo":
-        return scripted_model(worker["model"], dtype=worker["dtype"])
-    return prepare_model(
-        worker["model"], dtype=worker["dtype"], cache_dir=worker["cache_dir"], say=progress.say
-    )
 
 
 def _fleet_file(plan: FleetPlan, *, run_dir: RunDirectory, keys: dict[str, str]) -> FleetFile:

@@ -2,11 +2,52 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import sys
 
 from router.observe.decisions import DecisionRecord
 
 log = logging.getLogger("prefixfleet.access")
+
+_LATE_S = 0.2
+_MAX_LINES = 256
+
+
+class TogetherHandler(logging.Handler):
+    """Writes lines to standard error together, at most 0.2 s late.
+
+    A write for every line costs as much as a tenth of a short request. What is left is written at
+    the end of the process.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._loop = loop
+        self._lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take a record; to be called on the loop's thread alone."""
+        self._lines.append(self.format(record))
+        if len(self._lines) == 1:
+            self._loop.call_later(_LATE_S, self.flush)
+        elif len(self._lines) >= _MAX_LINES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was taken."""
+        lines, self._lines = self._lines, []
+        if lines:
+            sys.stderr.write("\n".join(lines) + "\n")
+            sys.stderr.flush()
+
+
+def write_together(loop: asyncio.AbstractEventLoop) -> None:
+    """Let the lines of this process leave together; other logs are written at once, as before."""
+    handler = TogetherHandler(loop)
+    handler.setFormatter(logging.getLogger().handlers[0].formatter)
+    log.handlers = [handler]
+    log.propagate = False
 
 
 def log_request(record: DecisionRecord, *, path: str, key_alias: str, replica: str | None) -> None:

@@ -1,11 +1,13 @@
-"""The last decisions of this gateway, so that each can be explained.
+"""The last decisions, so that each can be explained: this gateway's here, all gateways' in Redis.
 
-Kept in memory and bounded; nothing of a prompt is in them.
+Bounded; nothing of a prompt is in them.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import islice
+from typing import Protocol
 
 import msgspec
 
@@ -42,20 +44,67 @@ class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_resumes: int = 0
 
 
+class DecisionStore(Protocol):
+    """Where other gateways find decisions, and this one finds theirs."""
+
+    def add(self, record: DecisionRecord) -> None: ...
+
+    async def flush(self) -> None: ...
+
+    async def get(self, request_id: str) -> DecisionRecord | None: ...
+
+    async def close(self) -> None: ...
+
+
 class DecisionLog:
     """Records by request id; the oldest make room, and of equal ids the newest is kept."""
 
-    def __init__(self, *, max_records: int) -> None:
+    def __init__(self, *, max_records: int, shared: DecisionStore | None = None) -> None:
         self._max_records = max_records
+        self._shared = shared
         self._records: OrderedDict[str, DecisionRecord] = OrderedDict()
+        self._num_added = 0
 
     def add(self, record: DecisionRecord) -> None:
         """Keep a record."""
+        if self._shared is not None:
+            self._shared.add(record)
+        self._num_added += 1
         self._records[record.request_id] = record
         self._records.move_to_end(record.request_id)
         if len(self._records) > self._max_records:
             self._records.popitem(last=False)
 
     def get(self, request_id: str) -> DecisionRecord | None:
-        """Return the record of a request, None when it is unknown or too old."""
+        """Return the record of a request of this process, None when unknown or too old."""
         return self._records.get(request_id)
+
+    def newest(self, count: int, *, tenant: str | None = None) -> list[DecisionRecord]:
+        """Return the newest records of this process, newest first."""
+        found = (r for r in reversed(self._records.values()) if tenant in (None, r.tenant))
+        return list(islice(found, count))
+
+    def since(self, num_seen: int, *, at_most: int) -> tuple[list[DecisionRecord], int]:
+        """Return the newest after the first `num_seen`, oldest first, and the number of all."""
+        newest = self.newest(min(at_most, self._num_added - num_seen))
+        return newest[::-1], self._num_added
+
+    async def find(self, request_id: str) -> DecisionRecord | None:
+        """Return the record of any gateway's request, None when it is unknown or too old.
+
+        Raises DependencyError while the store that all share is away.
+        """
+        record = self.get(request_id)
+        if record is not None or self._shared is None:
+            return record
+        return await self._shared.get(request_id)
+
+    async def flush(self) -> None:
+        """Let other gateways know what was added."""
+        if self._shared is not None:
+            await self._shared.flush()
+
+    async def close(self) -> None:
+        """Deliver what waits and release connections."""
+        if self._shared is not None:
+            await self._shared.close()

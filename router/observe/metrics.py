@@ -6,6 +6,8 @@ itself: others tell it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from kvindex.index import TRUST_MODES, TrustMode
@@ -17,11 +19,25 @@ _INDEX_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 _BREAKER_STATES: tuple[BreakerState, ...] = ("closed", "open", "half_open")
 
 
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """What is counted for every answered request, under the labels of one model and tenant."""
+
+    ttft: Histogram
+    duration: Histogram
+    prompt_tokens: Counter
+    completion_tokens: Counter
+    predicted: Counter
+    realised: Counter
+    available: Counter
+
+
 class GatewayMetrics:
     """Every metric of a gateway as an attribute."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._by_labels: dict[tuple[str, str], RequestMetrics] = {}
         of = ["model", "tenant"]
         self.requests = self._counter(
             "requests", "Requests by their end; 499: gone client", [*of, "policy", "status"]
@@ -100,6 +116,21 @@ class GatewayMetrics:
         self.breaker = self._gauge(
             "breaker_state", "1 for the current state of a replica's breaker", ["replica", "state"]
         )
+
+    def of(self, model: str, tenant: str) -> RequestMetrics:
+        """Return the metrics of one model and tenant, found once: looking labels up costs."""
+        found = self._by_labels.get((model, tenant))
+        if found is None:
+            found = self._by_labels[model, tenant] = RequestMetrics(
+                ttft=self.ttft.labels(model, tenant),
+                duration=self.duration.labels(model, tenant),
+                prompt_tokens=self.prompt_tokens.labels(model, tenant),
+                completion_tokens=self.completion_tokens.labels(model, tenant),
+                predicted=self.predicted.labels(model, tenant),
+                realised=self.realised.labels(model, tenant),
+                available=self.available.labels(model, tenant),
+            )
+        return found
 
     def clear_replicas(self) -> None:
         """Forget the gauges of single replicas before a scrape fills them again."""

@@ -78,12 +78,16 @@ class Recorder:
     by a thread of its own. What a slow disk cannot take is dropped and counted.
     """
 
-    def __init__(self, path: Path, *, max_bytes: int, now: float) -> None:
-        """Create the file; raise ConfigError when that cannot be done."""
+    def __init__(self, path: Path, *, max_bytes: int, now: float, key: bytes | None = None) -> None:
+        """Create the file; raise ConfigError when that cannot be done.
+
+        `now` is the instant that the file counts from. Files with one `key` are one recording.
+        """
         self._max_bytes = max_bytes
         self._started_at = now
         self._file = _create(path)
-        self._key = secrets.token_bytes(32)
+        self.path = Path(self._file.name)
+        self._key = key or secrets.token_bytes(32)
         self._thread = ThreadPoolExecutor(1, "record")
         self._open: deque[int] = deque()
         self._ended: dict[int, Recorded | None] = {}

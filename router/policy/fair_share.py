@@ -20,7 +20,10 @@ from math import ceil
 
 @dataclass(slots=True, kw_only=True)
 class Ticket:
-    """A waiting request of `num_tokens` prompt tokens; it may have no turn before `not_before`."""
+    """A waiting request of `num_tokens` prompt tokens; it may have no turn before `not_before`.
+
+    `stays_until`: so long at most it waits for the target that has its prefix, None before it does.
+    """
 
     request_id: str
     tenant: str
@@ -29,6 +32,7 @@ class Ticket:
     num_tokens: int
     deadline: float
     not_before: float = 0.0
+    stays_until: float | None = None
 
 
 @dataclass(slots=True)

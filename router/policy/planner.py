@@ -135,6 +135,11 @@ class Planner:
         queue = self._queues.get(model)
         return queue.next_instant() if queue is not None else None
 
+    def look_again(self) -> None:
+        """Let turns be tried again: work has ended somewhere, or a target is there that was not."""
+        for queue in self._queues.values():
+            queue.blocked_until = 0.0
+
     def leave(self, model: str, request_id: str) -> None:
         """Forget a waiting request whose client has gone."""
         queue = self._queues.get(model)
@@ -149,7 +154,7 @@ class Planner:
     def first_token(self, request_id: str, attempt: int) -> None:
         """Note that the prefill is over and the replica alive."""
         entry = self.ledger.end_prefill((request_id, attempt))
-        self._unblock()
+        self.look_again()
         if entry is not None:
             self._breaker(entry.target.replica).succeeded()
 
@@ -169,7 +174,7 @@ class Planner:
         entry = self.ledger.close((request_id, attempt))
         if entry is None:
             return
-        self._unblock()
+        self.look_again()
         if entry.model is not None:
             self._queues[entry.model].charge_output(entry.tenant, num_output_tokens)
         breaker = self._breaker(entry.target.replica)
@@ -200,11 +205,6 @@ class Planner:
         if self._config.queue is None:
             return None
         return self._queues.setdefault(model, ModelQueue(self._config.queue))
-
-    def _unblock(self) -> None:
-        """Let turns be tried again: work has ended somewhere."""
-        for queue in self._queues.values():
-            queue.blocked_until = 0.0
 
     def _decide(
         self,
@@ -274,7 +274,7 @@ class Planner:
             return None
         rated = scored(policy, request, open_ones)
         best = choose(rated, policy, rule="score", gateway=self._gateway)
-        if best.queue_s < accept_s:
+        if best.queue_s < accept_s or not queue.may_stay(request.request_id, now):
             return None
         until = now + best.queue_s - accept_s
         return queue.wait(request, "affinity", until, candidates, now)

@@ -17,6 +17,8 @@ from router.policy.fair_share import FairShare, Ticket
 from router.policy.types import Candidate, PlanRequest, Shed, Wait
 
 _LEAST_WAIT_S = 0.01
+_PATIENCE = 2.0
+"""A request stays with its prefix for so many times as its target was busy at first."""
 _OF_THE_REQUEST = frozenset({"tried", "too_short", "not_isolating", "other_execution"})
 
 
@@ -99,11 +101,21 @@ class ModelQueue:
             return self._shed(candidates, now)
         ticket = self._ticket(request, now)
         until = min(max(until, now + _LEAST_WAIT_S), ticket.deadline)
+        if reason == "affinity" and ticket.stays_until is None:
+            ticket.stays_until = now + _PATIENCE * (until - now + self.config.accept_s)
         if reason == "full" and not any(c.excluded in _OF_THE_REQUEST for c in candidates):
             self.blocked_until = until
         else:
             ticket.not_before = until
         return Wait(until=until, reason=reason, candidates=tuple(candidates))
+
+    def may_stay(self, request_id: str, now: float) -> bool:
+        """Say whether a request may wait on for the target that has its prefix.
+
+        One that does not get on as expected, because it hangs, keeps nobody from the others.
+        """
+        ticket = self.share.get(request_id)
+        return ticket is None or ticket.stays_until is None or now < ticket.stays_until
 
     def has(self, request_id: str) -> bool:
         """Say whether a request waits."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+from msgspec import UNSET
 
 from engine.frontend.extension import FleetExtension
 from kvindex.foundation.clock import Clock
+from kvindex.foundation.tracing import outgoing, span
 from router.config import RouterConfig
 from router.fleet.client import ReplicaClient, ReplicaFailure, Upstream
 from router.request.body import body_for_foreign, body_for_ours
@@ -43,7 +45,8 @@ class AttemptRunner:
         Raises ReplicaFailure. The place is given back in whatever way the attempt ends.
         """
         try:
-            result = await self._send(job, prepared, placement, sink)
+            with span("gateway.attempt", replica=placement.replica.id, attempt=placement.attempt):
+                result = await self._send(job, prepared, placement, sink)
         except ReplicaFailure as failure:
             placement.finish("failed" if failure.trips_breaker else "answered")
             raise
@@ -67,6 +70,7 @@ class AttemptRunner:
                     _body(job, prepared, placement),
                     headers={
                         "x-request-id": job.unique_id,
+                        **outgoing(),
                         **replica.headers_for(placement.winner.target),
                     },
                     replica=replica.id,
@@ -93,7 +97,8 @@ class AttemptRunner:
 
         def took(chunk: Chunk) -> None:
             job.transcript.take(chunk, execution=execution)
-            job.num_output_chunks += chunk.has_output
+            # Where tokens come with their ids, the transcript has counted them.
+            job.num_output_chunks += chunk.prefixfleet is UNSET and chunk.has_output
             job.usage = chunk.realised or job.usage
 
         return Relay(
@@ -101,6 +106,7 @@ class AttemptRunner:
             replica=placement.replica.id,
             limit=limit,
             stall_s=self._config.stall_timeout_s,
+            slow_client_s=self._config.write_timeout_s,
             on_output=lambda: self._note_output(job, placement),
             on_chunk=took,
         )
@@ -162,4 +168,4 @@ def _body(job: Job, prepared: Prepared, placement: Placement) -> bytes:
         resume=job.transcript.resume(),
     )
     several = prepared.prompts if len(prepared.prompts) > 1 else None
-    return body_for_ours(job.fields, extension, prompts=several)
+    return body_for_ours(job.fields, extension, prompts=several, states_usage=job.head.states_usage)

@@ -34,7 +34,8 @@ _VLLM = (
     "top_k min_p min_tokens repetition_penalty length_penalty ignore_eos stop_token_ids "
     "include_stop_str_in_output skip_special_tokens spaces_between_special_tokens "
     "add_generation_prompt continue_final_message add_special_tokens chat_template_kwargs "
-    "structured_outputs return_token_ids prompt_logprobs allowed_token_ids bad_words"
+    "structured_outputs return_token_ids prompt_logprobs allowed_token_ids bad_words "
+    "truncate_prompt_tokens"
 )
 _CONSUMED = frozenset(
     {
@@ -58,9 +59,10 @@ VLLM_ALLOWED = frozenset(_VLLM.split())
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """The one stream option that changes what the gateway relays."""
+    """The stream options that change what the gateway relays."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -82,12 +84,20 @@ class Head(msgspec.Struct, frozen=True):
         """Whether the client wants a usage chunk at the end of its stream."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    @property
+    def states_usage(self) -> bool:
+        """Whether the client wants every chunk to state the usage so far."""
+        return self.include_usage and bool(
+            self.stream_options and self.stream_options.continuous_usage_stats
+        )
+
 
 _fields_decoder = msgspec.json.Decoder(Fields)
 _head_decoder = msgspec.json.Decoder(Head)
 _encoder = msgspec.json.Encoder()
 _TRUE = msgspec.Raw(b"true")
 _STREAM_OPTIONS = msgspec.Raw(b'{"include_usage":true}')
+_CONTINUOUS = msgspec.Raw(b'{"include_usage":true,"continuous_usage_stats":true}')
 
 
 def read_body(body: bytes) -> tuple[Head, Fields]:
@@ -127,7 +137,11 @@ def check_foreign(fields: Fields, endpoint: Endpoint) -> None:
 
 
 def body_for_ours(
-    fields: Fields, extension: FleetExtension, *, prompts: list[list[int]] | None
+    fields: Fields,
+    extension: FleetExtension,
+    *,
+    prompts: list[list[int]] | None,
+    states_usage: bool = False,
 ) -> bytes:
     """Make the body for a replica of ours: always a stream, always with usage.
 
@@ -137,7 +151,7 @@ def body_for_ours(
     sent: dict[str, Any] = {
         **fields,
         "stream": _TRUE,
-        "stream_options": _STREAM_OPTIONS,
+        "stream_options": _CONTINUOUS if states_usage else _STREAM_OPTIONS,
         "prefixfleet": extension,
     }
     for name in ("cache_salt", "priority", *FORBIDDEN[1:]):

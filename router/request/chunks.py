@@ -64,12 +64,15 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 def _has_output(choice: _Choice) -> bool:
-    return bool(choice.finish_reason or choice.text) or any(
-        name != "role" and value not in (b'""', b"null", b"[]")
-        for name, value in (choice.delta or {}).items()
-    )
+    if choice.finish_reason or choice.text:
+        return True
+    for name, value in (choice.delta or {}).items():
+        if name != "role" and value not in _EMPTY:
+            return True
+    return False
 
 
+_EMPTY = (b'""', b"null", b"[]")
 _decoder = msgspec.json.Decoder(Chunk)
 _encoder = msgspec.json.Encoder()
 _PROGRESS = b',"prefixfleet":'

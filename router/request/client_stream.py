@@ -6,30 +6,41 @@ It knows nothing of replicas; whoever writes to it decides what and in which ord
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from aiohttp import web
 
-from engine.frontend.sse import DONE, KEEP_ALIVE, encode_error
+from engine.frontend.sse import KEEP_ALIVE, EventShape, PlainEvents
 from kvindex.foundation.errors import PrefixFleetError
+
+_AT_ONCE_BYTES = 16 * 1024
+"""Far below what a transport, or aiohttp, buffers before it makes a writer wait."""
 
 
 class ClientStream:
     """Use as a context: inside it, a comment goes out after every `keep_alive_s` of silence.
 
     The status line leaves with the first byte of either kind; until then `started` is False and
-    an error can still be a plain answer. `headers` may be changed until then.
+    an error can still be a plain answer. `headers` may be changed until then. `shape`: how chunks
+    are shown, None as they are.
     """
 
     def __init__(
-        self, request: web.Request, *, keep_alive_s: float, write_timeout_s: float
+        self,
+        request: web.Request,
+        *,
+        keep_alive_s: float,
+        write_timeout_s: float,
+        shape: EventShape | None = None,
     ) -> None:
         self._request = request
+        self._shape = shape or PlainEvents()
         self._keep_alive_s = keep_alive_s
         self._write_timeout_s = write_timeout_s
         self._response: web.StreamResponse | None = None
         self._write_lock = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._written_at = 0.0
         self.headers: dict[str, str] = {}
@@ -48,7 +59,7 @@ class ClientStream:
 
     async def __aenter__(self) -> ClientStream:
         self._written_at = asyncio.get_running_loop().time()
-        self._keeper = asyncio.create_task(self._keep_alive())
+        self._wait_for_silence(self._keep_alive_s)
         return self
 
     async def __aexit__(
@@ -57,27 +68,32 @@ class ClientStream:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        assert self._keeper is not None
-        self._keeper.cancel()
-        await asyncio.gather(self._keeper, return_exceptions=True)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
 
     def offer_headers(self, headers: Mapping[str, str]) -> None:
         """Set headers of an answer that has not started; later they are too late, and dropped."""
         if not self.started:
             self.headers.update(headers)
 
-    async def send(self, data: bytes) -> None:
-        """Send one data event; waits for a slow client. Raises ConnectionError when it is gone."""
-        self.num_events += 1
-        await self._write(b"data: " + data + b"\n\n")
+    async def send(self, chunks: Sequence[bytes]) -> None:
+        """Send chunks in one write, each as its endpoint shows it; waits for a slow client.
+
+        Raises ConnectionError when it is gone.
+        """
+        self.num_events += len(chunks)
+        await self._write(b"".join([self._shape.take(data) for data in chunks]))
 
     async def done(self) -> None:
         """Send the end marker."""
-        await self._write(DONE)
+        await self._write(self._shape.end())
 
     async def fail(self, error: PrefixFleetError) -> None:
         """Send a typed error as the last event; no end marker follows it."""
-        await self._write(encode_error(error))
+        await self._write(self._shape.fail(error))
 
     async def finish(self) -> None:
         """Close the body."""
@@ -85,6 +101,10 @@ class ClientStream:
             await self._response.write_eof()
 
     async def _write(self, data: bytes) -> None:
+        if self._response is not None and self._goes_at_once(len(data)):
+            await self._response.write(data)
+            self._written_at = asyncio.get_running_loop().time()
+            return
         async with self._write_lock:
             if self._response is None:
                 self._response = web.StreamResponse(
@@ -105,14 +125,30 @@ class ClientStream:
                 raise ConnectionResetError("the client does not read") from None
             self._written_at = asyncio.get_running_loop().time()
 
+    def _goes_at_once(self, num_bytes: int) -> bool:
+        """Whether a write would wait neither for another one nor for the client to read."""
+        transport = self._request.transport
+        return (
+            transport is not None
+            and num_bytes <= _AT_ONCE_BYTES
+            and not self._write_lock.locked()
+            and transport.get_write_buffer_size() == 0
+        )
+
+    def _wait_for_silence(self, seconds: float) -> None:
+        """Look again later: a timer costs a stream far less than a task that sleeps."""
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        silence_s = asyncio.get_running_loop().time() - self._written_at
+        if silence_s < self._keep_alive_s:
+            self._wait_for_silence(self._keep_alive_s - silence_s)
+        else:
+            self._keeper = asyncio.create_task(self._keep_alive())
+
     async def _keep_alive(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            silence_s = loop.time() - self._written_at
-            if silence_s < self._keep_alive_s:
-                await asyncio.sleep(self._keep_alive_s - silence_s)
-                continue
-            try:
-                await self._write(KEEP_ALIVE)
-            except ConnectionError:
-                return  # The handler is being cancelled for the same reason.
+        try:
+            await self._write(KEEP_ALIVE)
+        except ConnectionError:
+            return  # The handler is being cancelled for the same reason.
+        self._wait_for_silence(self._keep_alive_s)

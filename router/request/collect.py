@@ -11,8 +11,15 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from engine.frontend.logprob_shapes import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    PromptLogprobs,
+    joined,
+    joined_chat,
+)
+from engine.frontend.message_sum import MessageSum
 from engine.frontend.openai import (
-    AssistantMessage,
     ChatChoice,
     ChatCompletion,
     ChatCompletionChunk,
@@ -28,10 +35,14 @@ from router.request.body import Endpoint
 @dataclass(slots=True)
 class _Choice:
     text: list[str] = field(default_factory=list)
+    message: MessageSum = field(default_factory=MessageSum)
     finish_reason: OpenAIFinishReason | None = None
     stop_reason: str | int | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    chat_logprobs: ChatLogprobs | None = None
+    completion_logprobs: CompletionLogprobs | None = None
 
     def add(
         self,
@@ -61,6 +72,7 @@ class ChunkFold:
         self._first: ChatCompletionChunk | Completion | None = None
         self._usage: Usage | None = None
         self._prompt_token_ids: list[int] | UnsetType = UNSET
+        self._prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
     def add(self, data: bytes) -> None:
         """Take one chunk."""
@@ -91,6 +103,7 @@ class ChunkFold:
                 choices=[self._chat_choice(i) for i in sorted(self._choices)],
                 usage=self._usage,
                 prompt_token_ids=self._prompt_token_ids,
+                prompt_logprobs=self._prompt_logprobs,
             )
         return Completion(
             id=self._first.id,
@@ -103,9 +116,18 @@ class ChunkFold:
     def _add_chat(self, chunk: ChatCompletionChunk) -> None:
         if chunk.prompt_token_ids is not UNSET:
             self._prompt_token_ids = chunk.prompt_token_ids
+        if chunk.prompt_logprobs is not UNSET:
+            self._prompt_logprobs = chunk.prompt_logprobs
         for part in chunk.choices:
-            self._choices.setdefault(part.index, _Choice()).add(
-                part.delta.content or "",
+            choice = self._choices.setdefault(part.index, _Choice())
+            if part.logprobs is not None:
+                choice.chat_logprobs = joined_chat(choice.chat_logprobs, part.logprobs)
+            try:
+                choice.message.add(part.delta)
+            except ValueError as error:
+                raise WireError(f"chunk of a replica: {error}") from None
+            choice.add(
+                "",
                 finish_reason=part.finish_reason,
                 stop_reason=part.stop_reason,
                 token_ids=part.token_ids,
@@ -122,14 +144,19 @@ class ChunkFold:
             )
             if part.prompt_token_ids is not UNSET:
                 choice.prompt_token_ids = part.prompt_token_ids
+            if part.prompt_logprobs is not UNSET:
+                choice.prompt_logprobs = part.prompt_logprobs
+            if part.logprobs is not None:
+                choice.completion_logprobs = joined(choice.completion_logprobs, part.logprobs)
 
     def _chat_choice(self, index: int) -> ChatChoice:
         choice = self._choices[index]
         return ChatChoice(
             index=index,
-            message=AssistantMessage(content="".join(choice.text)),
+            message=choice.message.message(),
             finish_reason=_finished(choice, index),
             stop_reason=choice.stop_reason,
+            logprobs=choice.chat_logprobs,
             token_ids=choice.token_ids,
         )
 
@@ -140,8 +167,10 @@ class ChunkFold:
             text="".join(choice.text),
             finish_reason=_finished(choice, index),
             stop_reason=choice.stop_reason,
+            logprobs=choice.completion_logprobs,
             token_ids=choice.token_ids,
             prompt_token_ids=choice.prompt_token_ids,
+            prompt_logprobs=choice.prompt_logprobs,
         )
 
 

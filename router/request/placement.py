@@ -16,6 +16,7 @@ from kvindex.foundation.clock import Clock
 from kvindex.index import Reservation, TargetMatch
 from router.fleet.history import OwnHistory
 from router.fleet.index_access import IndexAccess, Release
+from router.fleet.own_reservations import ReservationKey
 from router.fleet.pools import Pool
 from router.fleet.replica import Replica
 from router.fleet.view import FleetView
@@ -26,6 +27,9 @@ from router.request.background import Background
 from router.request.job import AttemptRecord, Job
 from router.request.prepare import Prepared
 from router.request.turns import Turns
+
+_TELL_PREFILL_S = 0.05
+"""An answer that ends within this time needs one call to the index for its prefill and its end."""
 
 
 class Placement:
@@ -47,6 +51,7 @@ class Placement:
         self.place = place
         self.replica = replica
         self.hashes = hashes
+        self.telling: asyncio.TimerHandle | None = None
         self._prefill_ended = False
 
     @property
@@ -174,7 +179,12 @@ class Placer:
         pool = placement.replica.pool
         if self._index is not None and pool is not None:
             key = (placement.winner.target, unique_id, placement.attempt)
-            self._background.start(self._index.release_prefill(pool.id, key))
+            placement.telling = asyncio.get_running_loop().call_later(
+                _TELL_PREFILL_S, self._tell_prefill_ended, self._index, pool.id, key
+            )
+
+    def _tell_prefill_ended(self, index: IndexAccess, pool: str, key: ReservationKey) -> None:
+        self._background.start(index.release_prefill(pool, key))
 
     def finish(
         self, placement: Placement, unique_id: str, outcome: Outcome, *, num_output_tokens: int
@@ -188,6 +198,8 @@ class Placer:
             num_output_tokens=num_output_tokens,
         )
         self._turns.offer()
+        if placement.telling is not None:
+            placement.telling.cancel()
         pool = placement.replica.pool
         if self._index is not None and pool is not None:
             release = Release(

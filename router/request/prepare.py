@@ -6,22 +6,31 @@ It knows one model's encoder and hash scheme at a time, and nothing of replicas.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 
 from engine.frontend.openai import ChatCompletionRequest, CompletionRequest
-from engine.frontend.params import requested_max_tokens, resolve_max_tokens
+from engine.frontend.params import num_prompt_logprobs, requested_max_tokens, resolve_max_tokens
 from engine.frontend.parse import parse_chat_request, parse_completion_request
-from engine.frontend.prompt import PromptEncoder
-from kvindex.hashing import HashScheme, hash_tokens
+from engine.frontend.prompt import PromptEncoder, TooMuchToEncodeError
+from kvindex.hashing import Adapter, BlockHash, HashScheme, hash_tokens
 from router.request.body import Endpoint
 from router.request.text_chain import BLOCK_BYTES
+
+T = TypeVar("T")
 
 CHARS_PER_TOKEN = 4
 """The usual estimate where no tokenizer is at hand; it weighs load, it is never reported."""
 
 _WAITING_PER_THREAD = 64
+_SHORT_BYTES = 16 * 1024
+"""A body that is parsed, rendered and hashed within half a millisecond."""
+_FEW_CHARS = 400
+"""What is encoded in about 100 us, which is what handing work to a thread and back takes."""
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,20 +63,34 @@ class Preparer:
         max_model_len: int | None,
         scheme: HashScheme,
         cache_salt: str,
+        adapter: Adapter | None = None,
     ) -> Prepared:
-        """Check, render, tokenize and hash a request; raise RequestError naming what is wrong."""
-        loop = asyncio.get_running_loop()
+        """Check, render, tokenize and hash a request; raise RequestError naming what is wrong.
+
+        Short ones of which little is new are prepared at once: a thread would cost more than that.
+        """
+        chain_of = partial(hash_tokens, scheme=scheme, cache_salt=cache_salt, adapter=adapter)
+        prepare = partial(
+            _prepare,
+            body,
+            endpoint,
+            encoder,
+            max_model_len,
+            scheme.block_size,
+            chain_of,
+            scope=cache_salt,
+        )
+        if encoder is not None and endpoint == "chat/completions" and len(body) <= _SHORT_BYTES:
+            try:
+                return prepare(max_new_chars=_FEW_CHARS)
+            except TooMuchToEncodeError:
+                pass
+        return await self.run(prepare)
+
+    async def run(self, action: Callable[[], T]) -> T:
+        """Do other work on texts in the same line."""
         async with self._line:
-            return await loop.run_in_executor(
-                self._executor,
-                _prepare,
-                body,
-                endpoint,
-                encoder,
-                max_model_len,
-                scheme,
-                cache_salt,
-            )
+            return await asyncio.get_running_loop().run_in_executor(self._executor, action)
 
 
 def estimate(
@@ -87,8 +110,11 @@ def _prepare(
     endpoint: Endpoint,
     encoder: PromptEncoder | None,
     max_model_len: int | None,
-    scheme: HashScheme,
-    cache_salt: str,
+    block_size: int,
+    chain_of: Callable[[list[int]], list[BlockHash]],
+    *,
+    scope: str,
+    max_new_chars: int | None = None,
 ) -> Prepared:
     request: ChatCompletionRequest | CompletionRequest
     if endpoint == "chat/completions":
@@ -99,14 +125,16 @@ def _prepare(
     if encoder is None:
         return estimate(body, num_output_tokens=requested)
     if isinstance(request, ChatCompletionRequest):
-        prompts = [encoder.chat(request)]
+        prompts = [encoder.chat(request, scope=scope, max_new_chars=max_new_chars)]
     else:
         prompts = encoder.completion(request)
     longest = max(map(len, prompts))
-    hashes = hash_tokens(prompts[0], scheme, cache_salt=cache_salt)
+    hashes = chain_of(prompts[0])
     if len(prompts) > 1:
         # The engine computes the last token of each prompt; the planner sees only their sum.
-        del hashes[(len(prompts[0]) - 1) // scheme.block_size :]
+        del hashes[(len(prompts[0]) - 1) // block_size :]
+    if num_prompt_logprobs(request) is not None:
+        hashes.clear()  # Its prompt is scored, so engines compute all of it, cached or not.
     if max_model_len is not None:
         resolve_max_tokens(
             requested,
@@ -117,7 +145,7 @@ def _prepare(
     return Prepared(
         prompts=prompts,
         hashes=tuple(hashes),
-        block_size=scheme.block_size,
+        block_size=block_size,
         num_prompt_tokens=sum(map(len, prompts)),
         num_total_tokens=longest + (requested or 1),
     )

@@ -7,12 +7,12 @@ the client is told of it, is dispatch's business.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
 
-from engine.frontend.sse import SseEvent, SseParser
+from engine.frontend.sse import DONE_DATA, SseEvent, SseParser
 from kvindex.foundation.errors import WireError
 from router.fleet.client import FailureCause, ReplicaFailure, Upstream
 from router.request.body import Endpoint
@@ -21,13 +21,18 @@ from router.request.client_stream import ClientStream
 from router.request.collect import ChunkFold
 
 _ENGINE_DEAD = "engine_dead"
+_MOVE_EVERY_S = 0.05
 
 
 class Sink(Protocol):
     """Where the chunks of one answer go, whichever replicas they come from."""
 
-    async def accept(self, data: bytes, chunk: Chunk) -> None:
+    def accept(self, data: bytes, chunk: Chunk) -> None:
         """Take one chunk, in order."""
+        ...
+
+    async def flush(self) -> None:
+        """Pass on what may be passed on of the chunks taken so far."""
         ...
 
     async def done(self) -> None:
@@ -50,26 +55,29 @@ class StreamSink:
         self._stream = stream
         self._include_usage = include_usage
         self._held: list[bytes] = []
+        self._has_output = False
 
-    async def accept(self, data: bytes, chunk: Chunk) -> None:
+    def accept(self, data: bytes, chunk: Chunk) -> None:
         shown = presentable(data, chunk, include_usage=self._include_usage)
         if shown is not None:
             self._held.append(shown)
-        if self._stream.num_events or chunk.has_output:
-            await self._flush()
+        self._has_output = self._has_output or chunk.has_output
+
+    async def flush(self) -> None:
+        if self._held and (self._stream.num_events or self._has_output):
+            held, self._held = self._held, []
+            await self._stream.send(held)
 
     async def done(self) -> None:
-        await self._flush()
+        if self._held:
+            held, self._held = self._held, []
+            await self._stream.send(held)
         await self._stream.done()
 
     def restart(self) -> bool:
         self._held.clear()
+        self._has_output = False
         return self._stream.num_events == 0
-
-    async def _flush(self) -> None:
-        held, self._held = self._held, []
-        for data in held:
-            await self._stream.send(data)
 
 
 class FoldSink:
@@ -80,8 +88,11 @@ class FoldSink:
         self._fold = ChunkFold(endpoint)
         self.answer = b""
 
-    async def accept(self, data: bytes, chunk: Chunk) -> None:
+    def accept(self, data: bytes, chunk: Chunk) -> None:
         self._fold.add(data)
+
+    async def flush(self) -> None:
+        return
 
     async def done(self) -> None:
         self.answer = msgspec.json.encode(self._fold.result())
@@ -96,8 +107,8 @@ class Relay:
 
     `on_output` is called at the first output, `on_chunk` for each chunk that the sink has taken.
 
-    `limit` is the caller's running time-out; the relay moves it on with every chunk, and lifts it
-    while a slow client is waited for.
+    `limit` is the caller's running time-out; the relay moves it on as chunks come, and lifts it
+    while a client is waited for that could be slower than what is left of it.
     """
 
     def __init__(
@@ -107,6 +118,7 @@ class Relay:
         replica: str,
         limit: asyncio.Timeout,
         stall_s: float,
+        slow_client_s: float,
         on_output: Callable[[], None],
         on_chunk: Callable[[Chunk], None],
     ) -> None:
@@ -114,6 +126,7 @@ class Relay:
         self._replica = replica
         self._limit = limit
         self._stall_s = stall_s
+        self._slow_client_s = slow_client_s
         self._on_output = on_output
         self._on_chunk = on_chunk
         self.has_output = False
@@ -126,27 +139,61 @@ class Relay:
                 events = parser.feed(data)
             except WireError as error:
                 raise ReplicaFailure("lost", f"{self._replica}: {error}") from None
-            for event in events:
-                if event.comment is None and await self._take(event):
-                    await upstream.drain()
-                    return
+            if await self._take(events):
+                await upstream.drain()
+                return
         raise ReplicaFailure("lost", f"{self._replica} ended its stream without [DONE]")
 
-    async def _take(self, event: SseEvent) -> bool:
-        """Handle one data event; True when it was the end marker."""
-        chunk = None if event.is_done else self._read(event)
-        limit_at = self._limit.when()
-        self._limit.reschedule(None)
+    async def _take(self, events: Sequence[SseEvent]) -> bool:
+        """Handle what came in one read, passed on in one write; True at the end marker.
+
+        What came before something that is wrong has been taken, and is passed on.
+        """
+        if not any(event.comment is None for event in events):
+            return False
         try:
-            if chunk is None:
+            is_done = self._accept(events)
+        finally:
+            await self._pass_on()
+        if is_done:
+            self._limit.reschedule(None)
+            try:
                 await self._sink.done()
+            except WireError as error:
+                raise ReplicaFailure("lost", f"{self._replica}: {error}") from None
+        return is_done
+
+    async def _pass_on(self) -> None:
+        """Let the client have what was taken; its slowness is not the replica's.
+
+        Timers cost more than all else here, so the limit stays where it is while even the slowest
+        client, which is given up after `slow_client_s`, could not run into it.
+        """
+        loop, limit_at = asyncio.get_running_loop(), self._limit.when()
+        if self.has_output and limit_at is not None:
+            left_s = limit_at - loop.time()
+            if left_s > self._slow_client_s:
+                await self._sink.flush()
+                if left_s < self._stall_s - _MOVE_EVERY_S:
+                    self._limit.reschedule(loop.time() + self._stall_s)
+                return
+        self._limit.reschedule(None)
+        await self._sink.flush()
+        self._limit.reschedule(loop.time() + self._stall_s if self.has_output else limit_at)
+
+    def _accept(self, events: Sequence[SseEvent]) -> bool:
+        """Hand chunks to the sink; True at the end marker."""
+        for event in events:
+            if event.comment is not None:
+                continue
+            if event.data == DONE_DATA:
                 return True
-            await self._sink.accept(event.data, chunk)
+            chunk = self._read(event)
+            try:
+                self._sink.accept(event.data, chunk)
+            except WireError as error:
+                raise ReplicaFailure("lost", f"{self._replica}: {error}") from None
             self._on_chunk(chunk)
-        except WireError as error:
-            raise ReplicaFailure("lost", f"{self._replica}: {error}") from None
-        stalled_at = asyncio.get_running_loop().time() + self._stall_s
-        self._limit.reschedule(stalled_at if self.has_output else limit_at)
         return False
 
     def _read(self, event: SseEvent) -> Chunk:
@@ -158,7 +205,7 @@ class Relay:
             said = _read_error(chunk.error)
             cause: FailureCause = "lost" if said.code == _ENGINE_DEAD else "gave_up"
             raise ReplicaFailure(cause, f"{self._replica} gave up: {said.message}")
-        if chunk.has_output and not self.has_output:
+        if not self.has_output and chunk.has_output:
             self.has_output = True
             self._on_output()
         return chunk

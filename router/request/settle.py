@@ -15,6 +15,7 @@ from router.observe.access_log import log_refusal, log_request
 from router.observe.causes import Cause, available_tokens, cause_of
 from router.observe.decisions import DecisionLog, DecisionRecord
 from router.observe.metrics import GatewayMetrics
+from router.observe.prefix_tally import PrefixTally
 from router.observe.recorder import Recorder
 from router.request.background import Background
 from router.request.claim import usage_of
@@ -46,7 +47,9 @@ class Settler:
         tenancy: Tenancy,
         background: Background,
         recorder: Recorder | None,
+        prefixes: PrefixTally,
     ) -> None:
+        self._prefixes = prefixes
         self._recorder = recorder
         self._tenancy = tenancy
         self._background = background
@@ -80,6 +83,7 @@ class Settler:
         now = self._clock.monotonic()
         record = self._record(job, status=status, now=now)
         self._decisions.add(record)
+        self._tally(job, now)
         self._charge(job, status=status, now=now)
         if self._recorder is not None and job.record_number is not None:
             self._recorder.end(job.record_number, recorded(job, status=status))
@@ -114,6 +118,16 @@ class Settler:
             num_resumes=job.num_resumes,
         )
 
+    def _tally(self, job: Job, now: float) -> None:
+        if job.prepared is not None and job.block_size is not None:
+            self._prefixes.add(
+                job.prepared.hashes,
+                block_size=job.block_size,
+                model=job.head.model,
+                tenant=job.tenant.name,
+                now=now,
+            )
+
     def _charge(self, job: Job, *, status: int, now: float) -> None:
         """Charge the tenant for what ran of a job that its limits had let in."""
         if job.grant is not None:
@@ -124,23 +138,26 @@ class Settler:
     def _count(self, job: Job, record: DecisionRecord, *, policy: str) -> None:
         # A model that nobody serves is the client's invention, and no label.
         labels = (record.model if job.model_is_known else UNKNOWN_MODEL, record.tenant)
-        metrics = self._metrics
-        metrics.requests.labels(*labels, policy, str(record.status)).inc()
-        metrics.duration.labels(*labels).observe(record.duration_s)
-        if record.ttft_s is not None:
-            metrics.ttft.labels(*labels).observe(record.ttft_s)
+        self._metrics.requests.labels(*labels, policy, str(record.status)).inc()
         usage = record.usage
         if usage is None:
+            self._metrics.duration.labels(*labels).observe(record.duration_s)
+            if record.ttft_s is not None:
+                self._metrics.ttft.labels(*labels).observe(record.ttft_s)
             return
-        metrics.prompt_tokens.labels(*labels).inc(usage.prompt_tokens)
-        metrics.completion_tokens.labels(*labels).inc(usage.completion_tokens)
+        metrics = self._metrics.of(*labels)
+        metrics.duration.observe(record.duration_s)
+        if record.ttft_s is not None:
+            metrics.ttft.observe(record.ttft_s)
+        metrics.prompt_tokens.inc(usage.prompt_tokens)
+        metrics.completion_tokens.inc(usage.completion_tokens)
         if usage.cached_tokens is None or record.num_predicted_tokens is None:
             return
-        metrics.available.labels(*labels).inc(record.num_available_tokens or 0)
-        metrics.predicted.labels(*labels).inc(record.num_predicted_tokens)
-        metrics.realised.labels(*labels).inc(usage.cached_tokens)
+        metrics.available.inc(record.num_available_tokens or 0)
+        metrics.predicted.inc(record.num_predicted_tokens)
+        metrics.realised.inc(usage.cached_tokens)
         if record.cause is not None:
-            metrics.causes.labels(*labels, record.cause).inc()
+            self._metrics.causes.labels(*labels, record.cause).inc()
 
 
 def _cause(job: Job) -> Cause | None:

@@ -7,6 +7,7 @@ salt of another group. It knows no tenants and no requests.
 from __future__ import annotations
 
 import base64
+import functools
 import hmac
 
 from kvindex.hashing import canonical_cbor
@@ -14,6 +15,7 @@ from kvindex.hashing import canonical_cbor
 _VERSION = 1
 
 
+@functools.lru_cache(maxsize=4096)
 def cache_salt(fleet_secret: bytes, group: str, client_salt: str | None) -> str:
     """Return base64url(HMAC-SHA256(secret, canonical CBOR [1, group, client salt or null])).
 

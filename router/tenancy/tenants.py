@@ -28,12 +28,14 @@ class Identity:
     """The tenant of a request, and the key that proved it (None when anonymous).
 
     `sent_hash` is that of the key that was sent, None without one: where nobody has a key, it is
-    not looked at, and yet it may count a moment later.
+    not looked at, and yet it may count a moment later. `by_operator`: no client sent anything, an
+    operator acts as the tenant.
     """
 
     tenant: TenantConfig
     key: TenantKey | None = None
     sent_hash: str | None = None
+    by_operator: bool = False
 
     @property
     def key_alias(self) -> str:
@@ -112,7 +114,16 @@ class TenantDirectory:
 
     def identify_again(self, identity: Identity, *, now: float) -> Identity:
         """Return what an identity of an earlier directory is now; raises like `identify`."""
+        if identity.by_operator:
+            return self.act_as(identity.tenant.name)
         return self._identify(identity.sent_hash, now)
+
+    def act_as(self, name: str) -> Identity:
+        """Return the identity of an operator who acts as a tenant; raises like `identify`."""
+        tenant = self._by_name.get(name)
+        if tenant is None or tenant.blocked:
+            raise RequestError("unauthorized", f"there is no tenant {name!r}, or it is blocked")
+        return Identity(tenant, by_operator=True)
 
     def _identify(self, hashed: str | None, now: float) -> Identity:
         if hashed is None or (not self._by_hash and self._anonymous is not None):

@@ -98,28 +98,36 @@ class Load:
 
 
 @asynccontextmanager
-async def steady_load(url: str, keys: list[str], *, num_clients: int) -> AsyncIterator[Load]:
-    """Stream from `num_clients` at a time until the block ends, then let all of them finish."""
+async def steady_load(
+    url: str, keys: list[str], *, num_clients: int, other_url: str | None = None
+) -> AsyncIterator[Load]:
+    """Stream from `num_clients` at a time until the block ends, then let all of them finish.
+
+    With `other_url` every second client prefers that gateway. A client whose gateway hangs up on it
+    goes to the other one.
+    """
     numbers, stop = count(), asyncio.Event()
+    urls = [url, other_url or url]
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session:
         expected = [await ask(session, url, keys[0], i) for i in range(NUM_REQUESTS)]
         assert all(answer.is_done and answer.error is None for answer in expected), expected
         load = Load(expected)
 
-        async def client() -> None:
+        async def client(own: int) -> None:
             while not stop.is_set():
                 number = next(numbers)
                 key = keys[number % len(keys)]
                 try:
-                    answer = await ask(session, url, key, number % NUM_REQUESTS)
+                    answer = await ask(session, urls[own % 2], key, number % NUM_REQUESTS)
                 except aiohttp.ClientError:
+                    own += 1
                     load.num_hung_up += 1
                     await asyncio.sleep(0.2)
                     continue
                 load.answers.append((number % NUM_REQUESTS, answer))
 
-        clients = [asyncio.create_task(client()) for _ in range(num_clients)]
+        clients = [asyncio.create_task(client(i)) for i in range(num_clients)]
         try:
             yield load
         finally:

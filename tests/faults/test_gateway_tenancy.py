@@ -19,6 +19,7 @@ SALT_VECTOR = "cJxQUm-7c0nzivZnP2sLSg4zfWq3WZXzG4gb2P_7Ddw"
 ROUTES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": chat("hello"),
     "/v1/completions": completion("hello"),
+    "/v1/responses": {"model": "tiny", "input": "hello"},
 }
 NARROW = TenantConfig(
     name="narrow",

@@ -96,7 +96,7 @@ async def test_a_server_that_never_answers_costs_one_time_limit() -> None:
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
         index = RedisIndex(connect(url, RedisConfig(call_timeout_s=0.2)), "pool")
         start = time.monotonic()
-        with pytest.raises(DependencyError, match="Timeout"):
+        with pytest.raises(DependencyError, match="no answer within"):
             await index.match([])
         assert time.monotonic() - start < 1.0
         await index.close()

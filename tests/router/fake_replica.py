@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from kvindex.hashing import HashScheme, hash_tokens, known_answer
+from kvindex.hashing import Adapter, HashScheme, hash_tokens, known_answer
 from kvindex.index import IndexOp, LoadReport, PrefixIndex, SequencedOps, Target
 from kvindex.registry import ModelIdentity, Registry, ReplicaRecord
 from tests.engine.frontend.tiny_tokenizer import MAX_MODEL_LEN, tiny_bundle
@@ -67,6 +67,7 @@ class FakeReplica:
         self.url = ""
         self.epoch = 0
         self._cached: set[bytes] = set()
+        self._adapters: dict[str, Adapter] = {}
         self._seq = 0
         self._index: PrefixIndex | None = None
         self._registry: Registry | None = None
@@ -116,6 +117,7 @@ class FakeReplica:
             "max_model_len": MAX_MODEL_LEN,
         }
         record = ReplicaRecord(**(fields | changes))
+        self._adapters = {one.name: Adapter(one.name, one.path) for one in record.adapters}
         await registry.publish(record, lease_s=LEASE_S)
         await self.report(LoadReport(mode="EXACT"))
         return record
@@ -229,7 +231,12 @@ class FakeReplica:
             await behaviour.hold.wait()
         extension = body.get("prefixfleet") or {}
         tokens: list[int] = extension.get("prompt_token_ids") or []
-        hashes = hash_tokens(tokens, SCHEME, cache_salt=extension.get("cache_salt"))
+        hashes = hash_tokens(
+            tokens,
+            SCHEME,
+            cache_salt=extension.get("cache_salt"),
+            adapter=self._adapters.get(body["model"]),
+        )
         usable = max(0, (len(tokens) - 1) // SCHEME.block_size)
         held = next((i for i, h in enumerate(hashes) if h not in self._cached), len(hashes))
         new = [block for block in hashes if block not in self._cached]

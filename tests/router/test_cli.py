@@ -87,7 +87,7 @@ def test_without_a_command_the_help_is_printed_and_the_code_is_2(
         ("up --dtype int3", "flag for worker.dtype: worker.dtype: 'int3' is not allowed; choose"),
         ("up -c", "-c needs a file: -c FILE"),
         ("config check -c gone.yaml", "gone.yaml: no such file"),
-        ("engine demo --tensor-parallel-size 2", "unknown option --tensor-parallel-size"),
+        ("engine demo --pipeline-parallel-size 2", "unknown option --pipeline-parallel-size"),
         ("gateway --replica http://e --policy best", "router.default_policy: no policy 'best'; th"),
         ("gateway", "a gateway alone needs engines: name them with --replica URL"),
         ("gateway --replica localhost:1", "flag for router.replicas: router.replicas[0].url"),
@@ -107,7 +107,7 @@ def test_an_unknown_engine_flag_lists_those_that_are_supported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     _, _, err = run(capsys, "engine", "demo", "--max-model-length", "8")
-    assert "did you mean '--max-model-len'? Known: --api-key, --block-size" in err
+    assert "did you mean '--max-model-len'? Known: --advertised-url, --api-key, --block-size" in err
 
 
 @pytest.mark.parametrize(

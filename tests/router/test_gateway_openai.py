@@ -59,6 +59,17 @@ async def test_completions_take_texts_and_token_ids() -> None:
         assert [104, 105] in ids
 
 
+async def test_no_hit_is_predicted_for_a_prompt_that_is_to_be_scored() -> None:
+    predicted = []
+    async with running_gateway() as running:
+        body = {"model": "tiny", "prompt": [104] * 40}
+        for fields in ({}, {}, {"prompt_logprobs": 1}, {"echo": True, "logprobs": 0}, {}):
+            status, _, headers = await running.post("/v1/completions", body | fields)
+            assert status == 200
+            predicted.append(headers["x-prefixfleet-cached-tokens-predicted"])
+    assert predicted == ["0", "32", "0", "0", "32"]
+
+
 async def test_the_second_request_goes_where_its_prefix_is_and_the_prediction_is_exact() -> None:
     async with running_gateway() as running:
         status, first, headers = await running.post("/v1/chat/completions", chat(LONG))
@@ -144,7 +155,7 @@ async def test_the_official_client_meets_the_errors_it_knows() -> None:
         (chat("x", cache_salt=""), "cache_salt", "must not be empty"),
         (chat("x", max_tokens="ten"), "max_tokens", "expected int"),
         (chat("x", temperature=9), "temperature", "must be between 0 and 2"),
-        (chat("x", tools=[{"type": "function"}]), "tools", "is not supported"),
+        (chat("x", tools=[{"type": "function"}]), "tools[0].function", "must be an object"),
         ({"messages": []}, "model", "is required"),
     ],
 )
@@ -233,3 +244,22 @@ async def test_metrics_tell_requests_tokens_and_modes() -> None:
         assert predicted.split()[-1] == realised.split()[-1] != "0.0"
         assert "prefixfleet_index_up 1.0" in lines
         assert 'prefixfleet_breaker_state{replica="r0",state="closed"} 1.0' in lines
+
+
+async def test_a_response_is_a_chat_in_another_shape() -> None:
+    async with running_gateway() as running:
+        client = running.client()
+        whole = await client.responses.create(model="tiny", input="hello", instructions="be kind")
+        assert whole.output_text == "w0 w1 w2 "
+        assert whole.usage is not None
+        assert whole.usage.output_tokens == 3
+        stream = await client.responses.create(model="tiny", input="hello", stream=True)
+        events = [event async for event in stream]
+        assert [e.sequence_number for e in events] == list(range(len(events)))
+        assert events[-1].type == "response.completed"
+        assert events[-1].response.output_text == "w0 w1 w2 "
+        sent = [body for r in running.replicas for body in r.bodies]
+        assert sent[0]["messages"][0] == {"role": "system", "content": "be kind"}
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.responses.create(model="tiny", input="hi", background=True)
+        assert refused.value.param == "background"

@@ -66,6 +66,41 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
         "/v1/completions",
         completion([104, 105], max_tokens=8, seed=7, return_token_ids=True),
     ),
+    "logprobs of a chat": (
+        "/v1/chat/completions",
+        chat("hello", max_tokens=8, seed=7, n=2, logprobs=True, top_logprobs=3, prompt_logprobs=1),
+    ),
+    "penalties, bias and bans": (
+        "/v1/chat/completions",
+        chat(
+            "hello",
+            max_tokens=8,
+            seed=7,
+            presence_penalty=0.5,
+            frequency_penalty=-0.5,
+            repetition_penalty=1.1,
+            min_p=0.1,
+            logit_bias={"5": -100},
+            allowed_token_ids=list(range(200)),
+            bad_words=["the"],
+        ),
+    ),
+    "echo with logprobs": (
+        "/v1/completions",
+        completion(["hello", "again"], max_tokens=8, seed=7, n=2, echo=True, logprobs=2),
+    ),
+    "echo alone": (
+        "/v1/completions",
+        completion("hello", max_tokens=0, echo=True, logprobs=2, prompt_logprobs=1),
+    ),
+    "a truncated prompt": (
+        "/v1/completions",
+        completion("hello again", max_tokens=8, seed=7, truncate_prompt_tokens=3, echo=True),
+    ),
+    "special tokens": (
+        "/v1/chat/completions",
+        chat("hello", max_tokens=30, seed=7, ignore_eos=True, skip_special_tokens=False),
+    ),
 }
 
 
@@ -112,3 +147,23 @@ async def test_forty_requests_at_once_are_all_answered() -> None:
         )
         assert {status for status, _, _ in answers} == {200}
         await running.nothing_runs()
+
+
+async def test_the_gateway_tokenizes_as_its_replica_does() -> None:
+    async with gateway_over_real_replica() as (running, replica):
+        for body in (
+            {"prompt": "the lorem", "return_token_strs": True},
+            {"messages": [{"role": "user", "content": "hello"}]},
+        ):
+            status, answer, _ = await running.post("/tokenize", body)
+            own = await replica.post("/tokenize", body, Authorization=f"Bearer {TOKEN}")
+            assert (status, answer) == own
+        status, back, _ = await running.post("/detokenize", {"tokens": answer["tokens"]})
+        assert status == 200
+        assert "hello" in back["prompt"]
+        status, error, _ = await running.post("/tokenize", {"prompt": "x", "model": "other"})
+        assert (status, error["error"]["code"]) == (404, "model_not_found")
+        status, error, _ = await running.post("/tokenize", {"prompt": "x"}, key="sk-wrong")
+        assert status == 401
+        status, error, _ = await running.post("/detokenize", {"tokens": [10**9]})
+        assert (status, error["error"]["param"]) == (400, "tokens[0]")

@@ -116,6 +116,20 @@ async def test_a_replica_that_joins_serves_those_who_wait() -> None:
         assert (await first)[0] == 200
 
 
+async def test_a_full_fleet_takes_in_those_who_wait_when_a_replica_joins() -> None:
+    async with running_gateway(waiting_spec(), replicas=1) as running:
+        hold, first = await hold_replica(running)
+        other = completion([9, *PROMPT])
+        waiting = asyncio.create_task(running.post("/v1/completions", other))
+        await until(lambda: num_waiting(running) == 1)
+        running.gateway.planner._queues["tiny"].blocked_until = float("inf")
+        await running.add(FakeReplica("r1"))
+        status, _, headers = await waiting
+        assert (status, headers["x-prefixfleet-replica"]) == (200, "r1")
+        hold.set()
+        assert (await first)[0] == 200
+
+
 async def test_a_low_priority_is_served_after_a_high_one_and_never_above_its_ceiling() -> None:
     async with running_gateway(waiting_spec(), replicas=1) as running:
         hold, first = await hold_replica(running)

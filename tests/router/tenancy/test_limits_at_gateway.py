@@ -26,6 +26,7 @@ from tests.router.tenancy.fleet import limited
 ROUTES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": chat("hello", max_tokens=4),
     "/v1/completions": completion("hello", max_tokens=4),
+    "/v1/responses": {"model": "tiny", "input": "hello", "max_output_tokens": 4},
 }
 PROMPT = completion("x" * 100, max_tokens=4)
 

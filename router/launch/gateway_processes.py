@@ -1,0 +1,235 @@
+"""Keeps the processes of one gateway running on one port: the parent of `router.processes` > 1.
+
+It owns the listeners, one for each process on the same port (SO_REUSEPORT), so that a connection
+which waits for a process that died is served by the next one in its seat. It serves nothing itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from kvindex.config import EMBEDDED
+from kvindex.foundation.die_with_parent import wrap
+from kvindex.foundation.errors import ConfigError, DependencyError, PrefixFleetError
+from router.config import GatewaySpec
+from router.launch.process_group import in_words, send_signal
+from router.launch.restart import RestartHistory, RestartPolicy
+from router.seat import Recording, Seat
+
+log = logging.getLogger("prefixfleet.router.processes")
+
+BACKLOG = 2048
+_POLICY = RestartPolicy(initial_s=0.2, max_s=10.0, budget=20, window_s=300.0)
+_FINAL_EXIT_CODES = (2, 3)
+"""Wrong settings, or a dependency that is not there: no process of this gateway can start."""
+_DRAIN_MARGIN_S = 3.0
+
+
+class ProcessesFailedError(PrefixFleetError):
+    """Raised when a process cannot be kept up; `exit_code` is what the parent ends with."""
+
+    kind = "child_failed"
+
+    def __init__(self, message: str, *, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@dataclass(slots=True)
+class _Place:
+    """One seat: its listener, which outlives its processes, and the process in it now."""
+
+    number: int
+    listener: socket.socket
+    history: RestartHistory = field(default_factory=lambda: RestartHistory(_POLICY))
+    pid: int | None = None
+
+
+def check_processes(spec: GatewaySpec) -> None:
+    """Raise ConfigError when several processes would have nothing to share limits in."""
+    if spec.router.processes > 1 and spec.redis.resolved_state_url == EMBEDDED:
+        raise ConfigError(
+            "router.processes: several processes share tenants, limits and decisions in Redis; "
+            "name one in redis.index_url or redis.state_url, or use one process"
+        )
+
+
+class GatewayProcesses:
+    """The processes of one gateway; `spec_file` is what each of them reads."""
+
+    def __init__(self, spec: GatewaySpec, spec_file: Path) -> None:
+        self._spec = spec
+        self._spec_file = spec_file
+        self._folder = Path(tempfile.mkdtemp(prefix="prefixfleet-gw-"))
+        self._recording = Recording(key=secrets.token_bytes(32), started_at=time.monotonic())
+        self._stopping = asyncio.Event()
+        self._places: list[_Place] = []
+        self._admin: socket.socket | None = None
+
+    async def run(self) -> None:
+        """Run until SIGTERM or SIGINT, then let all drain.
+
+        Raises DependencyError when a port is taken, ProcessesFailedError when a process cannot be
+        kept up.
+        """
+        self._watch_signals()
+        try:
+            self._open_listeners()
+            async with asyncio.TaskGroup() as group:
+                for place in self._places:
+                    group.create_task(self._keep(place))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        finally:
+            self._close_listeners()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _open_listeners(self) -> None:
+        config = self._spec.router
+        self._admin = listen(config.admin_host, config.admin_port, shared=False)
+        # A port that may be shared is taken only by whoever finds it free first.
+        listen(config.host, config.port, shared=False).close()
+        first = listen(config.host, config.port, shared=True)
+        port = first.getsockname()[1]
+        listeners = [first]
+        listeners += [listen(config.host, port, shared=True) for _ in range(config.processes - 1)]
+        self._places = [_Place(number, one) for number, one in enumerate(listeners)]
+
+    def _close_listeners(self) -> None:
+        for listener in (self._admin, *(place.listener for place in self._places)):
+            if listener is not None:
+                listener.close()
+
+    def _watch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        loop.add_signal_handler(signal.SIGHUP, self._tell, signal.SIGHUP)
+
+    def _stop(self) -> None:
+        """Let every process drain. Who is still accepted is answered by those that drain."""
+        self._stopping.set()
+        self._close_listeners()
+        self._tell(signal.SIGTERM)
+
+    def _tell(self, number: signal.Signals) -> None:
+        for place in self._places:
+            if place.pid is not None:
+                send_signal(place.pid, number)
+
+    async def _keep(self, place: _Place) -> None:
+        """Have a process in a seat until the end; raise ProcessesFailedError when none stays."""
+        while not self._stopping.is_set():
+            seat = self._seat(place)
+            seat.socket_file.unlink(missing_ok=True)
+            process = await self._spawn(seat)
+            place.pid = process.pid
+            if self._stopping.is_set():  # asked for while the process was being made
+                send_signal(process.pid, signal.SIGTERM)
+            code = await self._end_of(process)
+            place.pid = None
+            if not self._stopping.is_set():
+                await self._back_off(place, code, has_served=seat.socket_file.exists())
+
+    async def _spawn(self, seat: Seat) -> asyncio.subprocess.Process:
+        argv = [sys.executable, "-P", "-m", "router.gateway", "--seat"]
+        argv += ["--config-json", str(self._spec_file)]
+        fds = [fd for fd in (seat.client_fd, seat.admin_fd) if fd is not None]
+        process = await asyncio.create_subprocess_exec(
+            *wrap(argv, signal.SIGTERM), stdin=asyncio.subprocess.PIPE, pass_fds=fds
+        )
+        assert process.stdin is not None, "asked for"
+        process.stdin.write(msgspec.json.encode(seat))
+        process.stdin.close()
+        return process
+
+    async def _end_of(self, process: asyncio.subprocess.Process) -> int:
+        """Wait for an end; once stopping, no longer than a drain may take."""
+        ended = asyncio.create_task(process.wait())
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
+            limit_s = self._spec.router.drain_timeout_s + _DRAIN_MARGIN_S
+            await asyncio.wait((ended,), timeout=limit_s if not ended.done() else 0)
+            if not ended.done():
+                log.warning("process %d does not stop; killing it", process.pid)
+                send_signal(process.pid, signal.SIGKILL)
+            return await ended
+        finally:
+            stopping.cancel()
+            if not ended.done():
+                send_signal(process.pid, signal.SIGTERM)
+                await ended
+
+    async def _back_off(self, place: _Place, code: int, *, has_served: bool) -> None:
+        """Wait before the next process; after a second end, others get the seat's connections."""
+        if code in _FINAL_EXIT_CODES and not has_served:
+            raise ProcessesFailedError(f"process {place.number} cannot start", exit_code=code)
+        delay_s = place.history.next_delay_s(time.monotonic())
+        how = f"process {place.number} {in_words(code)}"
+        if delay_s is None:
+            raise ProcessesFailedError(f"{how} and has used up its restarts", exit_code=1)
+        log.warning("%s; another one in %g s", how, delay_s)
+        gives_up = len(place.history.ends) > 1
+        if gives_up:
+            port = place.listener.getsockname()[1]
+            place.listener.close()
+        await _wait(self._stopping, delay_s)
+        if gives_up and not self._stopping.is_set():
+            place.listener = listen(self._spec.router.host, port, shared=True)
+
+    def _seat(self, place: _Place) -> Seat:
+        admin = self._admin if place.number == 0 else None
+        return Seat(
+            number=place.number,
+            num_processes=self._spec.router.processes,
+            client_fd=place.listener.fileno(),
+            admin_fd=admin.fileno() if admin is not None else None,
+            folder=str(self._folder),
+            recording=self._recording,
+        )
+
+
+def listen(host: str, port: int, *, shared: bool) -> socket.socket:
+    """Return a socket that listens; `shared`: others may listen on the same port.
+
+    Raises DependencyError when the port is taken.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise DependencyError(
+            f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; stop what uses it, "
+            "or choose another port"
+        ) from None
+    listener.setblocking(False)
+    return listener
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> None:
+    try:
+        await asyncio.wait_for(event.wait(), timeout_s)
+    except TimeoutError:
+        return

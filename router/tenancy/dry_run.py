@@ -1,0 +1,209 @@
+"""What another policy would have done with a tenant's recorded traffic: two replays, compared.
+
+The simulator runs as a child process, one at a time, for a limited time and at low priority; the
+gateway never imports it. It decides nothing about the live fleet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvindex.foundation.errors import PrefixFleetError
+from router.config import TenantConfig
+from router.tenancy.policies import PolicyChoice
+
+TIMEOUT_S = 120.0
+MAX_ROWS = 20_000
+_MAX_ERROR_CHARS = 400
+
+
+class DryRunFailedError(PrefixFleetError):
+    """Raised when a replay did not come to its end; the message is the simulator's."""
+
+    kind = "dry_run_failed"
+
+
+class SimulatedFleet(msgspec.Struct, frozen=True, kw_only=True):
+    """What the replay takes for the fleet: `blocks` are those of each replica."""
+
+    replicas: int
+    blocks: int
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """One replay, as far as a policy changes it; seconds, and shares of prompt tokens.
+
+    `busiest_share`: of all computed prompt tokens, those of the replica that computed most.
+    """
+
+    policy: str
+    params: Mapping[str, float]
+    token_hit: float | None
+    ttft_p50_s: float | None
+    ttft_p99_s: float | None
+    shed: int
+    fleet_token_hit: float | None
+    fleet_ttft_p99_s: float | None
+    busiest_share: float | None
+
+
+class DryRun(msgspec.Struct, frozen=True, kw_only=True):
+    """The two replays: `now` by the policies in force, `then` with the tenant's new one.
+
+    `latency` names the simulator's profile: compare the two, and take no second for the fleet's.
+    """
+
+    tenant: str
+    requests: int
+    recorded_rows: int
+    fleet: SimulatedFleet
+    latency: str
+    now: Outcome
+    then: Outcome
+
+
+class _Ttft(msgspec.Struct, frozen=True):
+    p50: float
+    p99: float
+
+
+class _Tenant(msgspec.Struct, frozen=True):
+    requests: int
+    shed: int
+    token_hit: float | None
+    ttft_s: _Ttft | None
+
+
+class _Replica(msgspec.Struct, frozen=True):
+    uncached_tokens: int
+
+
+class _Report(msgspec.Struct, frozen=True):
+    """The part of the simulator's report that is compared."""
+
+    token_hit: float | None
+    ttft_s: _Ttft | None
+    tenants: dict[str, _Tenant]
+    per_replica: list[_Replica]
+    latency: str
+
+
+class PolicyDryRun:
+    """Runs replays for one gateway, one dry run after the other."""
+
+    def __init__(self, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
+        self._one_at_a_time = asyncio.Lock()
+
+    async def compare(
+        self,
+        trace: Path,
+        num_rows: int,
+        *,
+        tenant: str,
+        choice: PolicyChoice,
+        tenants: Sequence[TenantConfig],
+        default: PolicyChoice,
+        fleet: SimulatedFleet,
+    ) -> DryRun:
+        """Replay a trace twice; raise DryRunFailedError when that cannot be, or takes too long."""
+        present = {one.name: one for one in tenants}
+        current = _choice_of(present[tenant], default)
+        others = [one for one in tenants if one.name != tenant]
+        async with self._one_at_a_time:
+            reports = [
+                await self._replay(trace, [(tenant, own)], others, default=default, fleet=fleet)
+                for own in (current, choice)
+            ]
+        now, then = (
+            _outcome(report, tenant, own)
+            for report, own in zip(reports, (current, choice), strict=True)
+        )
+        return DryRun(
+            tenant=tenant,
+            requests=_of_tenant(reports[0], tenant).requests,
+            recorded_rows=num_rows,
+            fleet=fleet,
+            latency=reports[0].latency,
+            now=now,
+            then=then,
+        )
+
+    async def _replay(
+        self,
+        trace: Path,
+        own: Sequence[tuple[str, PolicyChoice]],
+        others: Sequence[TenantConfig],
+        *,
+        default: PolicyChoice,
+        fleet: SimulatedFleet,
+    ) -> _Report:
+        policies = [*own, *((one.name, _choice_of(one, default)) for one in others)]
+        argv = [sys.executable, "-P", "-m", "router.cli", "replay", "run", str(trace), "--json"]
+        argv += ["--mode", "open", "--no-bounds", "--guards", "gateway"]
+        argv += ["--replicas", str(fleet.replicas), "--blocks", str(fleet.blocks)]
+        argv += ["--policy", default[0], *_params(default[1])]
+        for name, (policy, params) in policies:
+            settings = [f"policy={policy}", *(f"param.{k}={v!r}" for k, v in params.items())]
+            argv += ["--tenant", f"{name}:{','.join(settings)}"]
+        return await self._run(argv)
+
+    async def _run(self, argv: Sequence[str]) -> _Report:
+        process = await asyncio.create_subprocess_exec(
+            "nice",
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                output, errors = await process.communicate()
+        except TimeoutError:
+            raise DryRunFailedError(f"the replay took longer than {self._timeout_s:g} s") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode != 0:
+            said = errors.decode("utf-8", "replace").strip()[-_MAX_ERROR_CHARS:]
+            raise DryRunFailedError(f"the replay ended with {process.returncode}: {said}")
+        return msgspec.json.decode(output, type=_Report)
+
+
+def _choice_of(tenant: TenantConfig, default: PolicyChoice) -> PolicyChoice:
+    return default if tenant.policy is None else (tenant.policy, tenant.policy_params)
+
+
+def _params(params: Mapping[str, float]) -> list[str]:
+    return [word for name, value in params.items() for word in ("--param", f"{name}={value!r}")]
+
+
+def _of_tenant(report: _Report, tenant: str) -> _Tenant:
+    found = report.tenants.get(tenant)
+    if found is None or not found.requests:
+        raise DryRunFailedError(f"nothing of tenant {tenant} is in the recording")
+    return found
+
+
+def _outcome(report: _Report, tenant: str, choice: PolicyChoice) -> Outcome:
+    of_tenant = _of_tenant(report, tenant)
+    computed = [replica.uncached_tokens for replica in report.per_replica]
+    ttft, of_all = of_tenant.ttft_s, report.ttft_s
+    settings: dict[str, Any] = {"policy": choice[0], "params": choice[1]}
+    return Outcome(
+        **settings,
+        token_hit=of_tenant.token_hit,
+        ttft_p50_s=ttft.p50 if ttft is not None else None,
+        ttft_p99_s=ttft.p99 if ttft is not None else None,
+        shed=of_tenant.shed,
+        fleet_token_hit=report.token_hit,
+        fleet_ttft_p99_s=of_all.p99 if of_all is not None else None,
+        busiest_share=max(computed) / sum(computed) if sum(computed) else None,
+    )

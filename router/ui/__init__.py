@@ -1,0 +1,1 @@
+"""The dashboard's page, script and style; router/api/ui.py serves them."""

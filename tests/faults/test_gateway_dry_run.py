@@ -1,0 +1,115 @@
+"""A policy is tried on what a tenant's traffic really was, before it places anything."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from router.cli import main
+from router.config import RecordConfig
+from router.tenancy.dry_run import PolicyDryRun
+from tests.conditions import until
+from tests.router.running_gateway import (
+    ADMIN_KEY,
+    GLOBEX_KEY,
+    Running,
+    completion,
+    gateway_spec,
+    running_gateway,
+)
+
+DRY_RUN = "/admin/tenants/acme/policy/dry-run"
+NUM_TURNS, NUM_SESSIONS = 6, 4
+
+
+async def converse(running: Running) -> None:
+    """Send conversations whose turns begin with all that was said before."""
+    for turn in range(NUM_TURNS):
+        for session in range(NUM_SESSIONS):
+            prompt = [session + 1] * (32 * (turn + 1))
+            status, _, _ = await running.post("/v1/completions", completion(prompt, max_tokens=2))
+            assert status == 200
+    status, _, _ = await running.post(
+        "/v1/completions", completion([9] * 40, max_tokens=2), key=GLOBEX_KEY
+    )
+    assert status == 200
+
+
+async def recorded(running: Running) -> None:
+    recorder = running.gateway.recorder
+    assert recorder is not None
+    await until(lambda: recorder.num_rows == NUM_TURNS * NUM_SESSIONS + 1)
+
+
+@pytest.mark.fault("router-60")
+async def test_a_policy_is_tried_on_recorded_traffic_and_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = gateway_spec(
+        default_policy="round_robin", record=RecordConfig(path=str(tmp_path / "trace.jsonl"))
+    )
+    async with running_gateway(spec, replicas=3) as running:
+        await converse(running)
+        await recorded(running)
+        wanted = {"policy": "prefix_cost", "params": {}}
+        status, answer = await running.admin(DRY_RUN, method="POST", body=wanted)
+        assert status == 200, answer
+        assert (answer["tenant"], answer["requests"]) == ("acme", NUM_TURNS * NUM_SESSIONS)
+        assert answer["recorded_rows"] == NUM_TURNS * NUM_SESSIONS + 1
+        assert answer["fleet"] == {"replicas": 3, "blocks": 4096}
+        now, then = answer["now"], answer["then"]
+        assert (now["policy"], then["policy"]) == ("round_robin", "prefix_cost")
+        # Of 2 to 12 blocks of a session all but the newest two are known where it was before.
+        assert then["token_hit"] == pytest.approx(30 / 42, abs=0.03)
+        assert now["token_hit"] < then["token_hit"] - 0.1
+        assert now["ttft_p99_s"] > 0
+        assert 1 / 3 <= then["busiest_share"] <= 1
+        _, shown = await running.admin("/admin/tenants/acme")
+        assert shown["tenant"]["policy"] is None
+
+        words = ["policy", "dry-run", "acme", "prefix_cost", "--admin-url", running.admin_url]
+        words += ["--admin-key", ADMIN_KEY]
+        assert await asyncio.to_thread(main, words) == 0
+        text = capsys.readouterr().out
+        assert "24 requests of acme, 25 of all, on 3 replicas of 4096 blocks" in text
+        assert await asyncio.to_thread(main, [*words, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["then"] == then
+
+
+async def test_what_cannot_be_tried_is_said(tmp_path: Path) -> None:
+    record = RecordConfig(path=str(tmp_path / "trace.jsonl"))
+    async with running_gateway(gateway_spec(record=record), replicas=1) as running:
+
+        async def refused(body: object, path: str = DRY_RUN) -> tuple[int, str]:
+            status, answer = await running.admin(path, method="POST", body=body)
+            return status, answer["error"]["message"]
+
+        assert await refused({"policy": "round_robin"}) == (
+            422,
+            "nothing has been recorded yet; let some traffic pass first",
+        )
+        status, message = await refused({"policy": "fastest"})
+        assert (status, "fastest" in message) == (422, True)
+        status, message = await refused({"policy": "round_robin", "parameters": {}})
+        assert (status, "parameters" in message) == (400, True)
+        nobody = "/admin/tenants/nobody/policy/dry-run"
+        assert await refused({"policy": "round_robin"}, nobody) == (404, "no tenant 'nobody'")
+    async with running_gateway(replicas=1) as running:
+        assert await refused({"policy": "round_robin"}) == (
+            422,
+            "this gateway records nothing; set router.record",
+        )
+
+
+async def test_a_replay_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    record = RecordConfig(path=str(tmp_path / "trace.jsonl"))
+    async with running_gateway(gateway_spec(record=record), replicas=1) as running:
+        await converse(running)
+        await recorded(running)
+        running.gateway.dry_run = PolicyDryRun(timeout_s=0.01)
+        body = {"policy": "round_robin", "params": {}}
+        status, answer = await running.admin(DRY_RUN, method="POST", body=body)
+        assert (status, answer["error"]["message"]) == (422, "the replay took longer than 0.01 s")
