@@ -1,0 +1,1 @@
+"""Independent clients and checkers against gateway and replica."""
