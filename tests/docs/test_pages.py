@@ -82,3 +82,12 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+def test_every_mitigation_of_the_threat_model_has_its_test() -> None:
+    rows = table_after("docs/threat-model.md", "| threat (STRIDE)")
+    assert {row[0][0] for row in rows} == set("STRIDE")
+    for *_, test in rows:
+        file, _, name = test.partition("::")
+        text = (REPOSITORY / file).read_text()
+        assert f"def {name}(" in text, test
