@@ -173,9 +173,10 @@ class ResponseStream:
         events = b""
         if delta.reasoning_content:
             events += self._extend("reasoning", delta.reasoning_content, [])
-        if delta.content:
-            shown = _shown_logprobs(logprobs) if self._request.wants_logprobs else []
-            events += self._extend("message", delta.content, shown)
+        # Tokens whose text is held back, half characters say, come with their logprobs alone.
+        shown = _shown_logprobs(logprobs) if self._request.wants_logprobs else []
+        if delta.content or shown:
+            events += self._extend("message", delta.content or "", shown)
         for i, call in enumerate(delta.tool_calls or ()):
             events += self._take_call(call, i if call.index is None else call.index)
         return events

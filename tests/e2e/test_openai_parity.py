@@ -113,3 +113,25 @@ def test_a_prompt_is_scored_the_same_again_and_by_both(clients: list[openai.Open
     assert scores.token_logprobs is not None
     assert scores.token_logprobs[0] is None
     assert len(scores.token_logprobs) > 64
+
+
+def test_a_response_is_the_same_at_both_whole_and_streamed(clients: list[openai.OpenAI]) -> None:
+    fields: dict[str, Any] = {
+        "model": "tiny",
+        "input": TURNS[0]["content"],
+        "temperature": 0,
+        "max_output_tokens": 24,
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 1,
+        "extra_body": {"seed": 9, "ignore_eos": True},
+    }
+    shown = []
+    for client in clients:
+        whole = client.responses.create(**fields)
+        *_, last = client.responses.create(**fields, stream=True)
+        for response in (whole, last.response):
+            shown.append([part.model_dump_json() for part in response.output[0].content])
+            assert (response.status, response.usage.output_tokens) == ("incomplete", 24)
+    assert len({repr(parts) for parts in shown}) == 1
+    chat = clients[0].chat.completions.create(**asked("greedy", max_tokens=24))
+    assert whole.output_text == chat.choices[0].message.content

@@ -180,6 +180,18 @@ def test_text_comes_as_one_message_that_grows() -> None:
     assert response.usage.total_tokens == 7
 
 
+def test_logprobs_of_half_a_character_are_kept() -> None:
+    entry = {"token": "x", "logprob": -1.0, "bytes": [195], "top_logprobs": []}
+    request = asked(include=["message.output_text.logprobs"])
+    events = events_of(
+        ResponseStream(request),
+        chunk(delta={"content": ""}, logprobs={"content": [entry]}),
+        chunk(delta={"content": "é"}, logprobs={"content": [entry]}, finish_reason="stop"),
+    )
+    (part,) = events[-1]["response"]["output"][0]["content"]
+    assert (part["text"], part["logprobs"]) == ("é", [entry, entry])
+
+
 def test_an_answer_that_was_cut_is_incomplete() -> None:
     events = events_of(
         ResponseStream(asked(max_output_tokens=1)),
