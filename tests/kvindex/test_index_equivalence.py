@@ -177,5 +177,6 @@ def test_both_indexes_agree(shared_redis: RedisServer) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_both_indexes_agree_at_length(shared_redis: RedisServer) -> None:
     compare(shared_redis, num_examples=150, num_steps=50)
