@@ -76,16 +76,24 @@ class RedisIndex:
     """`PrefixIndex` over a Redis >= 6.2 or Valkey server; see kvindex/index.py for the contract.
 
     `match` looks at gpu and host together. The client is closed with the index. `shadow_ttl_s`: how
-    long a snapshot whose loading was broken off stays.
+    long a snapshot whose loading was broken off stays. `hints`: where matches look first, by
+    default where those of this client ended.
     """
 
-    def __init__(self, redis: Redis, pool: str, *, shadow_ttl_s: float = SHADOW_TTL_S) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        pool: str,
+        *,
+        shadow_ttl_s: float = SHADOW_TTL_S,
+        hints: MatchHints | None = None,
+    ) -> None:
         if "{" in pool or "}" in pool:
             raise ValueError(f"pool {pool!r} must not contain braces")
         self._redis = redis
         self._shadow_ttl_s = shadow_ttl_s
         self._prefix = f"pf:{{{pool}}}:"
-        self._hints = MatchHints()
+        self._hints = MatchHints() if hints is None else hints
 
     async def register(
         self, target: Target, *, boot_ns: int, lease_s: float, layout: CacheLayout | None = None
