@@ -17,10 +17,10 @@ from kvindex.config import EMBEDDED, RedisConfig
 from kvindex.foundation.arguments import CommandParser, Invocation
 from kvindex.foundation.config_loader import LoadedConfig
 from kvindex.foundation.errors import ConfigError
-from router.launch.children import ReplicaSettings, url_of
-from router.launch.config import FleetConfig, load_fleet_config
+from router.launch.children import ReplicaSettings
+from router.launch.config import load_fleet_config
 from router.launch.model_folder import chosen_model
-from router.launch.plan import threads_per_core
+from router.launch.plan import replica_settings
 from router.launch.ports import require_free
 from router.launch.secrets import VARIABLES, shared_secrets
 
@@ -34,41 +34,19 @@ def engine(invocation: Invocation) -> NoReturn:
     worker = config.plain("worker")
     require_free(worker["host"], worker["port"], flag="--port")
     joining = _joining(config, flags.join)
-    fleet = config.section("fleet", FleetConfig)
     model = chosen_model(config, say=_say)
-    settings = ReplicaSettings(
+    beside: dict[str, Any] = {"api_key": worker["api_key"], **joining}
+    if flags.served_model_name:
+        beside["served_models"] = tuple(flags.served_model_name)
+    if flags.advertised_url:
+        beside["advertised_url"] = flags.advertised_url
+    settings = replica_settings(
+        config,
         replica_id=flags.replica_id or f"{socket.gethostname()}-{worker['port']}",
-        host=worker["host"],
         port=worker["port"],
-        model_folder=model.folder,
-        served_models=tuple(
-            flags.served_model_name or [worker["served_model_name"] or model.model]
-        ),
-        dtype=model.dtype,
-        num_threads=worker["num_threads"] or threads_per_core(worker["data_parallel_size"]),
-        engine=config.plain("engine"),
-        kv_cache_memory_bytes=worker["kv_cache_memory_bytes"],
-        api_key=worker["api_key"],
-        advertised_url=flags.advertised_url or url_of(worker["host"], worker["port"]),
-        executor=fleet.executor,
-        scripted=fleet.scripted,
-        **joining,
-        renew_s=worker["renew_s"],
-        lease_s=worker["lease_s"],
-        drain_timeout_s=worker["drain_timeout_s"],
-        data_parallel_size=worker["data_parallel_size"],
-        tensor_parallel_size=worker["tensor_parallel_size"],
-        deterministic=worker["deterministic"],
-        distributed_executor_backend=worker["distributed_executor_backend"],
-        runner_process=worker["runner_process"],
-        step_log_dir=worker["step_log_dir"],
-        lora_adapters=worker["lora_adapters"],
-        tool_call_parser=worker["tool_call_parser"],
-        reasoning_parser=worker["reasoning_parser"],
-        device=worker["device"],
-        gpu_memory_utilization=worker["gpu_memory_utilization"],
-        cuda_graph_mode=worker["cuda_graph_mode"],
-        enforce_eager=worker["enforce_eager"],
+        model=model,
+        num_replicas=1,
+        **beside,
     )
     _say(f"serving {', '.join(settings.served_models)} on {settings.advertised_url}/v1")
     _become_front(settings)

@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -114,41 +115,53 @@ def _replicas(
     worker = config.plain("worker")
     ports = islice(free_ports(worker["host"], worker["port"]), fleet.replicas)
     return [
-        ReplicaSettings(
+        replica_settings(
+            config,
             replica_id=f"replica-{i}",
-            host=worker["host"],
             port=port,
-            model_folder=model.folder,
-            served_models=(worker["served_model_name"] or model.model,),
-            dtype=model.dtype,
-            num_threads=worker["num_threads"]
-            or threads_per_core(fleet.replicas * worker["data_parallel_size"]),
-            engine=config.plain("engine"),
-            kv_cache_memory_bytes=worker["kv_cache_memory_bytes"],
+            model=model,
+            num_replicas=fleet.replicas,
             internal_token=secrets.internal_token,
             fleet_secret=secrets.fleet_secret,
             index_url=redis.index_url,
             redis=redis,
-            advertised_url=url_of(worker["host"], port),
             socket_dir=str(Path(run_dir.socket_dir) / f"r{i}"),
-            renew_s=worker["renew_s"],
-            lease_s=worker["lease_s"],
-            drain_timeout_s=worker["drain_timeout_s"],
-            executor=fleet.executor,
-            scripted=fleet.scripted,
-            data_parallel_size=worker["data_parallel_size"],
-            tensor_parallel_size=worker["tensor_parallel_size"],
-            deterministic=worker["deterministic"],
-            distributed_executor_backend=worker["distributed_executor_backend"],
-            runner_process=worker["runner_process"],
-            step_log_dir=worker["step_log_dir"],
-            lora_adapters=worker["lora_adapters"],
-            tool_call_parser=worker["tool_call_parser"],
-            reasoning_parser=worker["reasoning_parser"],
-            device=worker["device"],
-            gpu_memory_utilization=worker["gpu_memory_utilization"],
-            cuda_graph_mode=worker["cuda_graph_mode"],
-            enforce_eager=worker["enforce_eager"],
         )
         for i, port in enumerate(ports)
     ]
+
+
+def replica_settings(
+    config: LoadedConfig,
+    *,
+    replica_id: str,
+    port: int,
+    model: PreparedModel,
+    num_replicas: int,
+    **fields: Any,
+) -> ReplicaSettings:
+    """Return what one of `num_replicas` replicas on this machine is started with.
+
+    Settings of section `worker` are handed on by name, but for the key of a replica on its own;
+    `fields` say what the configuration does not.
+    """
+    fleet, worker = config.section("fleet", FleetConfig), config.plain("worker")
+    handed_on = {
+        name: worker[name]
+        for name in ReplicaSettings.__struct_fields__
+        if name in worker and name != "api_key"
+    }
+    settled: dict[str, Any] = {
+        "replica_id": replica_id,
+        "port": port,
+        "model_folder": model.folder,
+        "served_models": (worker["served_model_name"] or model.model,),
+        "dtype": model.dtype,
+        "num_threads": worker["num_threads"]
+        or threads_per_core(num_replicas * worker["data_parallel_size"]),
+        "engine": config.plain("engine"),
+        "advertised_url": url_of(worker["host"], port),
+        "executor": fleet.executor,
+        "scripted": fleet.scripted,
+    }
+    return ReplicaSettings(**(handed_on | settled | fields))

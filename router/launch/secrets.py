@@ -6,7 +6,6 @@ Tenants' keys are not among them: what is stored of a key is its SHA-256, and th
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ import msgspec
 from kvindex.foundation.errors import ConfigError
 from router.config import GENERATED_KEY, TenantConfig, TenantKey
 from router.launch.run_dir import RunDirectory, write_private
+from router.tenancy.tenants import hash_key
 
 
 class FleetSecrets(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,11 +82,6 @@ def load_or_create_secrets(run_dir: RunDirectory) -> FleetSecrets:
     return made
 
 
-def key_hash(key: str) -> str:
-    """Return what is stored of an API key: its SHA-256 in hex."""
-    return hashlib.sha256(key.encode()).hexdigest()
-
-
 def provide_keys(
     tenants: list[TenantConfig], known: dict[str, str]
 ) -> tuple[tuple[TenantConfig, ...], dict[str, str]]:
@@ -100,7 +95,7 @@ def provide_keys(
         if not tenant.keys and not tenant.anonymous:
             key = known.get(tenant.name) or f"sk-{secrets.token_urlsafe(24)}"
             keys[tenant.name] = key
-            generated = TenantKey(hash=key_hash(key), alias=GENERATED_KEY)
+            generated = TenantKey(hash=hash_key(key), alias=GENERATED_KEY)
             tenant = msgspec.structs.replace(tenant, keys=(generated,))
         provided.append(tenant)
     return tuple(provided), keys

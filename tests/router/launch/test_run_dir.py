@@ -22,7 +22,8 @@ from router.launch.fleet_file import (
     write_fleet_file,
 )
 from router.launch.run_dir import RunDirectory
-from router.launch.secrets import key_hash, load_or_create_secrets, provide_keys
+from router.launch.secrets import load_or_create_secrets, provide_keys
+from router.tenancy.tenants import hash_key
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ def test_only_tenants_without_keys_are_given_one_and_a_known_key_is_kept() -> No
     assert tenants[:2] == (own, anonymous)
     assert set(keys) == {"new", "old"}
     assert keys["old"] == "sk-old"
-    assert [t.keys[0].hash for t in tenants[2:]] == [key_hash(keys["new"]), key_hash("sk-old")]
+    assert [t.keys[0].hash for t in tenants[2:]] == [hash_key(keys["new"]), hash_key("sk-old")]
 
 
 def test_a_fleet_file_comes_back_as_written_and_pids_follow_restarts(
