@@ -24,10 +24,8 @@ from router.tenancy.tenants import hash_key
 
 log = logging.getLogger("prefixfleet.audit")
 
-READ_ONLY_POSTS = frozenset({"/admin/index/explain"})
-"""They take a body, and change nothing."""
-
-_DRY_RUN = "/policy/dry-run"
+READ_ONLY_POSTS = frozenset({"/admin/index/explain", "/admin/tenants/{tenant}/policy/dry-run"})
+"""Routes that take a body, and change nothing."""
 
 
 class Admin(NamedTuple):
@@ -103,8 +101,10 @@ def _require(admin: Admin, request: web.Request) -> None:
     own = f"/admin/tenants/{admin.tenant}"
     if request.path.startswith(f"{own}/keys"):
         return
-    readable = request.path in (own, own + _DRY_RUN) or request.path.startswith("/admin/usage")
-    if _reads(request) and readable:
+    is_readable = request.path in (own, f"{own}/policy/dry-run") or request.path.startswith(
+        "/admin/usage"
+    )
+    if _reads(request) and is_readable:
         return
     raise RequestError(
         "forbidden", f"this admin key is for the keys and the usage of {admin.tenant} alone"
@@ -112,11 +112,10 @@ def _require(admin: Admin, request: web.Request) -> None:
 
 
 def _reads(request: web.Request) -> bool:
-    return (
-        request.method in ("GET", "HEAD")
-        or request.path in READ_ONLY_POSTS
-        or request.path.endswith(_DRY_RUN)
-    )
+    if request.method in ("GET", "HEAD"):
+        return True
+    resource = request.match_info.route.resource
+    return resource is not None and resource.canonical in READ_ONLY_POSTS
 
 
 async def _audit(gateway: Gateway, request: web.Request, admin: Admin, status: int) -> None:

@@ -131,6 +131,11 @@ async def test_roles_allow_what_they_are_for_and_no_more() -> None:
             ("POST", "/admin/admins", 403, 403),
             ("POST", "/admin/config/reload", 403, 403),
             ("GET", "/admin/replicas", 200, 403),
+            # Routes that change nothing, without the body that they take.
+            ("POST", "/admin/index/explain", 400, 403),
+            ("POST", f"{TENANTS}/acme/policy/dry-run", 400, 400),
+            ("POST", f"{globex}/policy/dry-run", 400, 403),
+            ("DELETE", f"{KEYS}/x%2Fpolicy%2Fdry-run", 403, 404),
         ]
         for method, path, for_viewer, for_lead in calls:
             for key, expected in ((viewer, for_viewer), (lead, for_lead)):
