@@ -16,7 +16,6 @@ import json
 import os
 import random
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from typing import Any
 import aiohttp
 
 from benchmarks.timing import Report, Row, flags, machine, show
+from router.launch.ports import any_free_port
 from worker.cpu.machine import num_cores
 
 _KV_BYTES = 1 << 30
@@ -178,9 +178,7 @@ def resident_mb(pid: int) -> float:
 @contextlib.contextmanager
 def our_engine(dtype: str) -> Iterator[tuple[Server, float]]:
     """Run our engine on the demo model; yield it and the seconds that it took to be ready."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = any_free_port("127.0.0.1")
     command = [sys.executable, "-P", "-m", "router.cli", "engine", "demo", "--port", str(port)]
     command += ["--dtype", dtype, "--kv-cache-memory-bytes", str(_KV_BYTES)]
     command += ["--served-model-name", "demo", "--num-threads", str(num_cores())]

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,15 +26,18 @@ import msgspec
 import uvloop
 
 from benchmarks import gateway_fleet as fleet
+from benchmarks.demo_folder import demo_folder
 from benchmarks.fake_engine import MODEL
 from benchmarks.fleet_workloads import WORKLOADS, Arrival
-from benchmarks.timing import Report, Row, flags, machine, show
+from benchmarks.timing import Report, Row, machine, show
 from engine.frontend.tokenizer_bundle import load_bundle
 from kvindex.config import RedisConfig
-from router.config import GatewaySpec, RouterConfig, TenantConfig, TenantKey
+from router.config import Limits, RouterConfig
 from router.launch.children import ReplicaSettings
+from sim.traces.percentiles import percentile
+from tests.redis_server import running_server, valkey_binary
 
-_TOKEN, _SECRET = "token-of-the-benchmark", "secret-of-the-benchmark"
+_TOKEN = "token-of-the-benchmark"
 _NUM_REPLICAS = 4
 _AMPLE, _SCARCE = 4096, 220
 _MIN_IDLE = 0.3
@@ -61,8 +62,7 @@ class Outcome:
     @property
     def p95_s(self) -> float:
         """95 % of first tokens came within this time."""
-        ordered = sorted(self.ttfts_s)
-        return ordered[int(0.95 * len(ordered))] if ordered else float("inf")
+        return percentile(sorted(self.ttfts_s), 0.95) if self.ttfts_s else float("inf")
 
 
 @contextmanager
@@ -70,6 +70,7 @@ def replicas(
     folder: Path, redis_url: str, model: Path, *, num_blocks: int, dilation: float
 ) -> Iterator[list[int]]:
     """Run the replicas; yields their ports."""
+    vocab_size = load_bundle(model).json("config.json")["vocab_size"]
     with ExitStack() as stack:
         ports = [fleet.free_port() for _ in range(_NUM_REPLICAS)]
         for i, port in enumerate(ports):
@@ -83,7 +84,7 @@ def replicas(
                 num_threads=1,
                 engine={"max_num_batched_tokens": 2048, "max_step_s": 60.0},
                 internal_token=_TOKEN,
-                fleet_secret=_SECRET,
+                fleet_secret=fleet.SECRET,
                 index_url=redis_url,
                 redis=RedisConfig(index_url=redis_url),
                 advertised_url=f"http://127.0.0.1:{port}",
@@ -93,40 +94,27 @@ def replicas(
                 executor="scripted",
                 scripted={
                     "num_blocks": num_blocks,
-                    "vocab_size": load_bundle(model).json("config.json")["vocab_size"],
+                    "vocab_size": vocab_size,
                     "first_token": 1000,
                     "cost": {name: cost * dilation for name, cost in _COST.items()},
                 },
             )
-            file = folder / f"replica-{i}.json"
-            file.write_bytes(msgspec.json.encode(settings))
-            argv = [sys.executable, "-P", "-m", "worker.server.main", "--config-json", str(file)]
-            path = str(Path(__file__).parents[1])
-            log = folder / f"replica-{i}.log"
-            running = stack.enter_context(
-                fleet.group(f"replica-{i}", argv, port, log=log, key=_TOKEN, PYTHONPATH=path)
+            stack.enter_context(
+                fleet.program(
+                    folder, f"replica-{i}", "worker.server.main", settings, port=port, key=_TOKEN
+                )
             )
-            fleet.wait_ready(running)
         yield ports
 
 
-@contextmanager
-def ours(folder: Path, redis_url: str, policy: str) -> Iterator[fleet.Group]:
+def ours(folder: Path, redis_url: str, policy: str) -> AbstractContextManager[fleet.Group]:
     """Run our gateway with one policy."""
-    key = TenantKey(hash=hashlib.sha256(fleet.KEY.encode()).hexdigest())
-    spec = GatewaySpec(
-        router=RouterConfig(
-            port=fleet.free_port(), admin_port=fleet.free_port(), default_policy=policy
-        ),
-        tenants=(TenantConfig(name="bench", keys=(key,), isolation="shared"),),
-        index_url=redis_url,
-        redis=RedisConfig(index_url=redis_url),
-        fleet_secret=_SECRET,
-        internal_token=_TOKEN,
-        admin_key="admin-of-the-benchmark",
+    router = RouterConfig(
+        port=fleet.free_port(), admin_port=fleet.free_port(), default_policy=policy
     )
-    with fleet.gateway(folder, f"ours, {policy}", spec) as running:
-        yield running
+    spec = fleet.gateway_spec(router, limits=Limits(), redis_url=redis_url)
+    spec = msgspec.structs.replace(spec, internal_token=_TOKEN)
+    return fleet.gateway(folder, f"ours, {policy}", spec)
 
 
 async def play(group: fleet.Group, arrivals: list[Arrival], *, rate: float) -> Outcome:
@@ -185,12 +173,11 @@ async def run(options: argparse.Namespace) -> list[Row]:
     """Play every workload before every router, with ample and with scarce cache."""
     rows: list[Row] = []
     names = ["chat"] if options.quick else list(WORKLOADS)
-    model = fleet.demo_folder(options.model)
+    model = options.model or demo_folder()
     for label, num_blocks in (("scarce", _SCARCE), ("ample", _AMPLE)):
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pf-fleet-")))
-            redis = stack.enter_context(fleet.redis(folder))
-            url = f"redis://127.0.0.1:{redis.port}/0"
+            url = stack.enter_context(running_server(valkey_binary())).url
             ports = stack.enter_context(
                 replicas(folder, url, model, num_blocks=num_blocks, dilation=options.dilation)
             )
@@ -199,10 +186,8 @@ async def run(options: argparse.Namespace) -> list[Row]:
                 for policy in ("prefix_cost", "round_robin")
             }
             for text in options.peer:
-                name, _, command = text.partition("=")
-                routers[name] = stack.enter_context(
-                    fleet.peer(folder, name, command, ports, key=_TOKEN)
-                )
+                peer = stack.enter_context(fleet.peer(folder, text, ports, key=_TOKEN))
+                routers[peer.name] = peer
             for workload in names:
                 outcomes = {}
                 for name, group in routers.items():
@@ -254,13 +239,11 @@ def compare(title: str, outcomes: dict[str, Outcome]) -> list[Row]:
 
 def main() -> None:
     """Measure and print."""
-    parser = flags(__doc__ or "")
+    parser = fleet.router_flags(__doc__ or "")
     parser.add_argument("--requests", type=int, default=240)
     parser.add_argument("--rate", type=float, default=40.0, help="requests/s, before dilation")
     parser.add_argument("--dilation", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--model", type=Path, help="folder with the tokenizer (the demo model's)")
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND")
     options = parser.parse_args()
     if options.quick:
         options.requests = min(options.requests, 60)

@@ -28,9 +28,12 @@ import msgspec
 import uvloop
 
 from benchmarks import gateway_fleet as fleet
+from benchmarks.demo_folder import demo_folder
 from benchmarks.fake_engine import MODEL
 from benchmarks.http_load import Load, closed_loop, request_bytes
-from benchmarks.timing import Report, Row, flags, machine, show
+from benchmarks.timing import Report, Row, at_most, machine, show
+from engine.frontend.tokenizer_bundle import load_bundle
+from tests.redis_server import running_server, valkey_binary
 
 _PATH = "/v1/chat/completions"
 _NUM_BODIES = 2048
@@ -161,13 +164,11 @@ def rows(found: dict[str, Figures]) -> list[Row]:
             values: list[float] = getattr(figures, name)
             if not values:
                 continue
-            row = Row(name=f"{system}: {words}", ours=statistics.median(values), unit=unit)
+            ours, goal = statistics.median(values), GOALS.get((system, name))
+            row = at_most(f"{system}: {words}", ours, unit, goal)
             if bare is not None and getattr(bare, name) and system != _BARE:
                 row.peer = statistics.median(getattr(bare, name))
                 row.ratio = row.ours / row.peer if row.peer > 0 else None
-            goal = GOALS.get((system, name))
-            if goal is not None:
-                row.goal, row.met = f"<= {goal:g}", row.ours <= goal
             built.append(row)
         built.append(Row(name=f"{system}: answers other than 200", ours=figures.num_bad, unit=""))
     return built
@@ -175,22 +176,19 @@ def rows(found: dict[str, Figures]) -> list[Row]:
 
 async def run(options: argparse.Namespace) -> dict[str, Figures]:
     """Start everything, measure in turn, and stop everything."""
-    bundle = fleet.demo_bundle(options.model)
+    bundle = load_bundle(options.model or demo_folder())
     prompts = fleet.Prompts()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pf-bench-")))
         engines, ports = stack.enter_context(fleet.engines(folder, 2))
-        redis = stack.enter_context(fleet.redis(folder))
-        await fleet.register(ports, redis_port=redis.port, bundle=bundle)
+        redis = stack.enter_context(running_server(valkey_binary()))
+        await fleet.register(ports, redis_url=redis.url, bundle=bundle)
         systems = []
         for text in options.peer:
-            name, _, command = text.partition("=")
-            group = stack.enter_context(fleet.peer(folder, name, command, ports))
-            systems.append(System(name, group, prompts.one_turn))
+            group = stack.enter_context(fleet.peer(folder, text, ports))
+            systems.append(System(group.name, group, prompts.one_turn))
         simple = stack.enter_context(fleet.least_load(folder, ports))
-        exact = stack.enter_context(
-            fleet.exact(folder, ports, redis_port=redis.port, bundle=bundle)
-        )
+        exact = stack.enter_context(fleet.exact(folder, redis_url=redis.url, bundle=bundle))
         systems += [
             System("ours, least_load", simple, prompts.one_turn),
             System("ours, exact", exact, prompts.one_turn),
@@ -211,10 +209,8 @@ async def run(options: argparse.Namespace) -> dict[str, Figures]:
 
 def main() -> None:
     """Measure and print."""
-    parser = flags(__doc__ or "")
+    parser = fleet.router_flags(__doc__ or "")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--model", type=Path, help="folder with the tokenizer (the demo model's)")
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND")
     options = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -16,14 +16,13 @@ from typing import Any
 
 import torch
 
+from benchmarks.demo_folder import demo_folder
 from benchmarks.timing import Report, Row, at_most, flags, machine, median_us, show
 from engine.frontend.encoder import Encoder
 from engine.frontend.sampling_params import GrammarSpec
 from engine.frontend.tokenizer_bundle import load_bundle
 from engine.grammar import OutputGrammar
-from worker.config import cache_directory
 from worker.grammar.llguidance_backend import GrammarTokenizer, LlguidanceBackend
-from worker.model.demo import demo_model
 from worker.runner.grammar_rows import ruled
 
 SCHEMA: dict[str, Any] = {
@@ -127,13 +126,10 @@ def measure(folder: Path, *, repeat: int) -> list[Row]:
 def main() -> int:
     """Measure and print."""
     parser = flags("What a grammar costs a request.")
-    parser.add_argument("model", nargs="?", metavar="MODEL_FOLDER")
+    parser.add_argument("model", nargs="?", type=Path, metavar="MODEL_FOLDER")
     arguments = parser.parse_args()
-    folder = arguments.model
-    if folder is None:
-        folder = demo_model(cache_directory(None), progress=lambda done: None).folder
     torch.set_num_threads(1)
-    rows = measure(Path(folder), repeat=30 if arguments.quick else 300)
+    rows = measure(arguments.model or demo_folder(), repeat=30 if arguments.quick else 300)
     report = Report(
         claim="a grammar is followed in microseconds per token and compiled in milliseconds",
         machine=machine(),

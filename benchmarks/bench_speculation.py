@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
+from benchmarks.demo_folder import demo_folder
 from benchmarks.speculation_workloads import WORKLOADS, Workload
 from benchmarks.timing import Report, Row, at_least, flags, machine, show
 from engine.config import EngineConfig, SpeculationConfig
 from engine.core import EngineCore
 from engine.messages import EngineRequest
 from kvindex.foundation.clock import SystemClock
-from worker.config import cache_directory
 from worker.executors.uniproc import UniprocExecutor
 
 _NUM_BLOCKS = 256
@@ -157,9 +157,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", type=Path, help="folder; default: the demo model")
     parser.add_argument("--threads", type=int, default=0, help="0: all cores")
     chosen = parser.parse_args()
-    folder = chosen.model
-    if folder is None:
-        folder = next((cache_directory(None) / "models").glob("SmolLM2-*/config.json")).parent
+    folder = chosen.model or demo_folder()
     options = Options(2, 32) if chosen.quick else Options(10, 48)
     report = Report(
         claim="Guessing speeds copies up, and costs nothing where nothing can be guessed",

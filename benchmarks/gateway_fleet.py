@@ -5,26 +5,27 @@ It starts, registers and stops; it measures nothing but the CPU time and memory 
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import random
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from benchmarks.fake_engine import MODEL
-from engine.frontend.tokenizer_bundle import TokenizerBundle, load_bundle
+from benchmarks.timing import flags
+from engine.frontend.tokenizer_bundle import TokenizerBundle
 from kvindex.config import RedisConfig
 from kvindex.hashing import HashScheme, known_answer
 from kvindex.index import LoadReport, Target
@@ -40,10 +41,10 @@ from router.config import (
     TenantConfig,
     TenantKey,
 )
-from router.launch.embedded_redis import find_server
+from router.launch.ports import any_free_port
 
 KEY = "sk-bench-0123456789abcdef"
-_SECRET = "secret-of-the-benchmark"
+SECRET = "secret-of-the-benchmark"
 _LEASE_S = 7200.0
 _READY_S = 60.0
 _TICK_US = 1_000_000 // os.sysconf("SC_CLK_TCK")
@@ -115,11 +116,30 @@ def group(
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """Return a port of this machine's own address that nobody listens on now."""
+    return any_free_port("127.0.0.1")
+
+
+@contextmanager
+def program(
+    folder: Path, name: str, module: str, settings: msgspec.Struct, *, port: int, key: str
+) -> Iterator[Group]:
+    """Run a program of ours by its settings."""
+    file = folder / f"{name}.json"
+    file.write_bytes(msgspec.json.encode(settings))
+    argv = [sys.executable, "-P", "-m", module, "--config-json", str(file)]
+    path, log = str(Path(__file__).parents[1]), folder / f"{name}.log"
+    with group(name, argv, port, log=log, key=key, PYTHONPATH=path) as running:
+        wait_ready(running)
+        yield running
+
+
+def router_flags(description: str) -> argparse.ArgumentParser:
+    """Return the parser of a benchmark of routers: model folder and peers."""
+    parser = flags(description)
+    parser.add_argument("--model", type=Path, help="folder with the tokenizer (the demo model's)")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND")
+    return parser
 
 
 @contextmanager
@@ -133,29 +153,16 @@ def engines(folder: Path, count: int) -> Iterator[tuple[Group, list[int]]]:
 
 
 @contextmanager
-def redis(folder: Path) -> Iterator[Group]:
-    """Run a Redis without persistence."""
-    port = free_port()
-    argv = [str(find_server()), "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
-    with group("redis", [*argv, "--dir", str(folder)], port, log=folder / "redis.log") as running:
-        deadline = time.monotonic() + _READY_S
-        while not _connects(port):
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"no Redis; see {folder / 'redis.log'}")
-            time.sleep(0.02)
-        yield running
-
-
-@contextmanager
 def peer(
-    folder: Path, name: str, command: str, ports: Sequence[int], *, key: str | None = None
+    folder: Path, text: str, ports: Sequence[int], *, key: str | None = None
 ) -> Iterator[Group]:
-    """Run a router by a command with `{port}`, `{free_port}` and `{engines}` (URLs) in it."""
+    """Run a router by NAME=COMMAND with `{port}`, `{free_port}` and `{engines}` (URLs) in it."""
+    name, _, command = text.partition("=")
     port = free_port()
     urls = " ".join(f"http://127.0.0.1:{engine}" for engine in ports)
-    text = command.format(port=port, free_port=free_port(), engines=urls)
+    command = command.format(port=port, free_port=free_port(), engines=urls)
     log = folder / f"{name}.log"
-    with group(name, shlex.split(text), port, log=log, key=key) as running:
+    with group(name, shlex.split(command), port, log=log, key=key) as running:
         wait_ready(running)
         yield running
 
@@ -169,38 +176,34 @@ def least_load(folder: Path, ports: Sequence[int]) -> Iterator[Group]:
         default_policy="least_load",
         replicas=tuple(StaticReplica(url=f"http://127.0.0.1:{p}", kind="openai") for p in ports),
     )
-    with gateway(folder, "ours, least_load", _spec(router)) as running:
+    with gateway(folder, "ours, least_load", gateway_spec(router, limits=_UNLIMITED)) as running:
         yield running
 
 
 @contextmanager
-def exact(
-    folder: Path, ports: Sequence[int], *, redis_port: int, bundle: TokenizerBundle
-) -> Iterator[Group]:
+def exact(folder: Path, *, redis_url: str, bundle: TokenizerBundle) -> Iterator[Group]:
     """Run our gateway with index, limits and tokenizer; its replicas must be registered."""
     cache = folder / "cache"
     (cache / "tokenizers").mkdir(parents=True, exist_ok=True)
     name = f"{bundle.tokenizer_digest[:32]}-{bundle.template_digest[:32] or 'none'}.msgpack"
     (cache / "tokenizers" / name).write_bytes(msgspec.msgpack.encode(bundle))
     router = RouterConfig(port=free_port(), admin_port=free_port())
-    url = f"redis://127.0.0.1:{redis_port}/0"
-    spec = msgspec.structs.replace(
-        _spec(router), index_url=url, redis=RedisConfig(index_url=url), cache_dir=str(cache)
-    )
+    spec = gateway_spec(router, limits=_UNLIMITED, redis_url=redis_url)
+    spec = msgspec.structs.replace(spec, cache_dir=str(cache))
     with gateway(folder, "ours, exact", spec) as running:
         yield running
 
 
-async def register(ports: Sequence[int], *, redis_port: int, bundle: TokenizerBundle) -> None:
+async def register(ports: Sequence[int], *, redis_url: str, bundle: TokenizerBundle) -> None:
     """Register the engines as replicas of ours, EXACT and idle, for longer than any run."""
-    url, scheme = f"redis://127.0.0.1:{redis_port}/0", HashScheme()
+    scheme = HashScheme()
     identity = ModelIdentity(
         model=MODEL,
         tokenizer_digest=bundle.tokenizer_digest,
         template_digest=bundle.template_digest,
     )
-    registry = RedisRegistry(connect(url), _SECRET.encode())
-    index = RedisIndex(connect(url), pool_id(MODEL, identity, scheme))
+    registry = RedisRegistry(connect(redis_url), SECRET.encode())
+    index = RedisIndex(connect(redis_url), pool_id(MODEL, identity, scheme))
     report = LoadReport(mode="EXACT", prefill_tokens_per_s=1e6, decode_tokens_per_s=1e5)
     for i, port in enumerate(ports):
         target = Target(f"replica-{i}")
@@ -223,24 +226,24 @@ async def register(ports: Sequence[int], *, redis_port: int, bundle: TokenizerBu
     await index.close()
 
 
-@contextmanager
-def gateway(folder: Path, name: str, spec: GatewaySpec) -> Iterator[Group]:
+def gateway(folder: Path, name: str, spec: GatewaySpec) -> AbstractContextManager[Group]:
     """Run our gateway by its settings."""
-    file = folder / f"{name}.json"
-    file.write_bytes(msgspec.json.encode(spec))
-    argv = [sys.executable, "-P", "-m", "router.gateway", "--config-json", str(file)]
-    path = str(Path(__file__).parents[1])
-    log = folder / f"{name}.log"
-    with group(name, argv, spec.router.port, log=log, key=KEY, PYTHONPATH=path) as running:
-        wait_ready(running)
-        yield running
+    return program(folder, name, "router.gateway", spec, port=spec.router.port, key=KEY)
 
 
-def _spec(router: RouterConfig) -> GatewaySpec:
+def gateway_spec(
+    router: RouterConfig, *, limits: Limits, redis_url: str | None = None
+) -> GatewaySpec:
+    """Return settings of a gateway with one tenant, whose key is `KEY`."""
     key = TenantKey(hash=hashlib.sha256(KEY.encode()).hexdigest())
-    tenant = TenantConfig(name="bench", keys=(key,), limits=_UNLIMITED, isolation="shared")
+    tenant = TenantConfig(name="bench", keys=(key,), limits=limits, isolation="shared")
     return GatewaySpec(
-        router=router, tenants=(tenant,), fleet_secret=_SECRET, admin_key="admin-of-the-benchmark"
+        router=router,
+        tenants=(tenant,),
+        index_url=redis_url,
+        redis=RedisConfig() if redis_url is None else RedisConfig(index_url=redis_url),
+        fleet_secret=SECRET,
+        admin_key="admin-of-the-benchmark",
     )
 
 
@@ -266,14 +269,6 @@ def wait_ready(running: Group) -> None:
             time.sleep(0.1)
         else:
             return
-
-
-def _connects(port: int) -> bool:
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=1.0):
-            return True
-    except OSError:
-        return False
 
 
 class Prompts:
@@ -307,18 +302,3 @@ class Prompts:
     def _tail(self) -> str:
         self._number += 1
         return f"{self._number} {self._source.randrange(10**6)}"
-
-
-def demo_folder(folder: Path | None) -> Path:
-    """Return a model folder, that of the demo model without one."""
-    if folder is None:
-        found = sorted(Path("~/.cache/prefixfleet/models").expanduser().glob("SmolLM2-*/"))
-        if not found:
-            raise SystemExit("no model folder; run `prefixfleet up` once, or name one with --model")
-        folder = found[-1]
-    return folder
-
-
-def demo_bundle(folder: Path | None) -> TokenizerBundle:
-    """Return the tokenizer of a model folder."""
-    return load_bundle(demo_folder(folder))

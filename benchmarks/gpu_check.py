@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.demo_folder import demo_folder
 from benchmarks.timing import Report, Row, flags, machine, show
 
 RESULT = Path(__file__).parent / "results" / "gpu_check.json"
@@ -37,7 +38,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("gpu_check: torch finds no CUDA device here, nothing was checked", file=sys.stderr)
         return _NO_GPU
-    rows = list(_shown(_checks(options.model or _demo_folder(), is_quick=options.quick)))
+    rows = list(_shown(_checks(options.model or demo_folder(), is_quick=options.quick)))
     properties = torch.cuda.get_device_properties(0)
     report = Report(
         claim="the GPU path computes what its references do, at the speed of the memory",
@@ -140,17 +141,6 @@ def _random_model(folder: Path) -> Path:
     )
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
     return folder
-
-
-def _demo_folder() -> Path:
-    from worker.config import cache_directory
-    from worker.model.prepare import prepare_model
-
-    return Path(prepare_model("demo", cache=cache_directory(None), progress=_silent).folder)
-
-
-def _silent(_: float) -> None:
-    """Show no progress."""
 
 
 if __name__ == "__main__":

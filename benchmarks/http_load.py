@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
+from sim.traces.percentiles import percentile
+
 _OK = b"HTTP/1.1 200"
 _EVENT = b"data: "
 _LAST_CHUNK = b"\r\n0\r\n\r\n"
@@ -33,8 +35,7 @@ class Load:
 
     def percentile_us(self, share: float) -> float:
         """Return a percentile of the latency in microseconds."""
-        ordered = sorted(self.latencies_s)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1e6
+        return percentile(sorted(self.latencies_s), share) * 1e6
 
 
 class _Client(asyncio.Protocol):

@@ -146,9 +146,7 @@ class EngineCore:
             max_tokens=self.rates.tokens_within(self.config.max_step_s)
         )
         assert scheduled.num_scheduled_tokens or not scheduled.new_requests
-        self._in_flight.append(_Submitted(scheduled, self._clock.monotonic()))
-        num_blocks = self.kv_cache.pool.num_blocks
-        self.executor.submit(self._resync.complete(scheduled, num_blocks=num_blocks))
+        self._submit(scheduled)
         outputs: list[EngineOutput] = []
         while self._in_flight and (
             len(self._in_flight) > self.config.async_depth or not scheduled.num_scheduled_tokens
@@ -157,6 +155,14 @@ class EngineCore:
         if self.config.check_integrity:
             check_integrity(self.scheduler)
         return outputs
+
+    def _submit(self, step: SchedulerOutput, *, told_blocks: int | None = None) -> None:
+        """Give a step to the executor; `told_blocks`: the size that it is told instead."""
+        self._in_flight.append(_Submitted(step, self._clock.monotonic()))
+        told = self._resync.complete(step, num_blocks=self.kv_cache.pool.num_blocks)
+        if told_blocks is not None:
+            told = msgspec.structs.replace(told, num_blocks=told_blocks)
+        self.executor.submit(told)
 
     def _take_oldest(self) -> list[EngineOutput]:
         """Wait for the oldest step in flight and take in what it computed."""
@@ -234,10 +240,10 @@ class EngineCore:
         if self._sleep.level is None:
             while self._in_flight:
                 outputs += self._take_oldest()
-            was_reset = self.scheduler.reset_prefix_cache(preempt_running=True)
-            assert was_reset, "blocks are in use although nothing runs"
-            self.kv_cache.take_transfers()
-            outputs += self._shrink_runner()
+            self._lose_cache()
+            # A step that computes nothing. The first one after the sleep tells the pool's size.
+            self._submit(self.scheduler.schedule(max_tokens=0), told_blocks=SHRUNK_BLOCKS)
+            outputs += self._take_oldest()
         self._sleep.deepen(level)
         logger.info("asleep level=%d", level)
         return outputs
@@ -260,19 +266,6 @@ class EngineCore:
         self._resync.begin_anew()
         logger.info("weights updated folder=%s problem=%s", model_folder, problem or "-")
         return outputs, problem
-
-    def _shrink_runner(self) -> list[EngineOutput]:
-        """Have the runner forget its requests and give the KV cache's memory back.
-
-        The first step after the sleep tells it how large the pool is.
-        """
-        mode, self.scheduler.pause_mode = self.scheduler.pause_mode, "all"
-        step = self.scheduler.schedule()
-        self.scheduler.pause_mode = mode
-        self._in_flight.append(_Submitted(step, self._clock.monotonic()))
-        told = self._resync.complete(step, num_blocks=self.kv_cache.pool.num_blocks)
-        self.executor.submit(msgspec.structs.replace(told, num_blocks=SHRUNK_BLOCKS))
-        return self._take_oldest()
 
     def info(
         self,
@@ -297,7 +290,7 @@ class EngineCore:
 
     def tenant_stats(self) -> dict[str, TenantStats]:
         """Return the share of each tenant, "" for requests without one; O(blocks in use)."""
-        return tenant_stats(self.scheduler, self.counters)
+        return tenant_stats(self.scheduler)
 
     def stats(self) -> EngineStats:
         """Return counters and gauges as of now; O(live requests)."""
@@ -342,9 +335,13 @@ class EngineCore:
         self.scheduler.withdraw_steps()
         self._resync.lose(lost, kv_lost=error.kv_lost)
         if error.kv_lost:
-            was_reset = self.scheduler.reset_prefix_cache(preempt_running=False)
-            assert was_reset, "blocks are in use although nothing runs"
-            self.kv_cache.pool.take_transfers()
+            self._lose_cache()
+
+    def _lose_cache(self) -> None:
+        """Preempt all and forget what is cached or was to move; nothing may be in flight."""
+        was_reset = self.scheduler.reset_prefix_cache(preempt_running=True)
+        assert was_reset, "blocks are in use although nothing runs"
+        self.kv_cache.take_transfers()
 
     def _longest_sequence(self, num_blocks: int) -> int:
         """Return the most tokens that a sequence may have in a pool of so many blocks."""

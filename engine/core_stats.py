@@ -10,7 +10,7 @@ from collections import Counter
 from engine.messages import EngineStats, SleepLevel, TenantStats
 from engine.resync import Resync
 from engine.scheduler import Scheduler
-from engine.stats import EngineCounters, StepRates
+from engine.stats import StepRates
 
 
 def engine_stats(
@@ -58,7 +58,7 @@ def engine_stats(
     )
 
 
-def tenant_stats(scheduler: Scheduler, counters: EngineCounters) -> dict[str, TenantStats]:
+def tenant_stats(scheduler: Scheduler) -> dict[str, TenantStats]:
     """Return the share of each tenant, "" for requests without one; O(blocks in use)."""
     held: Counter[str] = Counter()
     for request in scheduler.running:
@@ -75,5 +75,5 @@ def tenant_stats(scheduler: Scheduler, counters: EngineCounters) -> dict[str, Te
             evictions_total=evictions.of(tenant),
             num_held_blocks=held[tenant or ""],
         )
-        for tenant, account in counters.tenants.items()
+        for tenant, account in scheduler.counters.tenants.items()
     }

@@ -29,7 +29,6 @@ from engine.step_plan import InFlightStep, StepPlan
 from engine.waiting_queue import make_queue
 
 _MAX_FAILED_FITS = 8
-_NO_DRAFTS: Mapping[str, list[int]] = {}
 
 
 class Scheduler:
@@ -170,7 +169,7 @@ class Scheduler:
         # Before the commit: what a request wrote that failed is never found.
         outputs = self._end_failed(returned.requests, output.errors)
         self.kv_cache.commit_step(scheduled.step)
-        drafts = output.draft_token_ids if self._takes_drafts else _NO_DRAFTS
+        drafts = output.draft_token_ids if self._takes_drafts else {}
         for request in returned.requests:
             if request.status is RequestStatus.FINISHED:
                 continue
@@ -182,9 +181,8 @@ class Scheduler:
             if sampled:
                 logprobs = output.logprobs.get(request_id, []) if output.logprobs else []
                 outputs.append(self._take_tokens(request, scheduled, sampled, logprobs))
-                if drafts or request.draft_token_ids:
-                    is_running = request.status is RequestStatus.RUNNING
-                    request.draft_token_ids = drafts.get(request_id, ()) if is_running else ()
+                is_running = request.status is RequestStatus.RUNNING
+                request.draft_token_ids = drafts.get(request_id, ()) if is_running else ()
         return outputs
 
     def _end_failed(

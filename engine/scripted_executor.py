@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -121,7 +121,6 @@ class ScriptedExecutor:
         self._check_memory(step)
         sampled: dict[str, list[int]] = {}
         errors: dict[str, str] = {}
-        logprobs: dict[str, list[TokenLogprobs]] = {}
         prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
         for request_id in step.num_scheduled_tokens:
             request = self._state.requests[request_id]
@@ -129,8 +128,7 @@ class ScriptedExecutor:
                 continue  # Scheduled ahead, before it was known that this request has failed.
             drafts = step.draft_token_ids.get(request_id, ())
             self._write(request, step.num_computed_tokens[request_id], drafts)
-            vocab_size, num_top = self.info.vocab_size, request.source.sampling.logprobs
-            prompt = scripted_prompt_logprobs(request, step, vocab_size=vocab_size)
+            prompt = scripted_prompt_logprobs(request, step, vocab_size=self.info.vocab_size)
             if prompt:
                 prompt_logprobs[request_id] = prompt
             if request.num_computed_tokens == len(request.token_ids):
@@ -138,19 +136,13 @@ class ScriptedExecutor:
                     sampled[request_id] = self._verify(request, drafts)
                 except GrammarError as error:
                     errors[request_id] = f"grammar: {error}"
-                    continue
-                if num_top is not None:
-                    logprobs[request_id] = [
-                        scripted_logprobs(token_id, num_top, vocab_size=vocab_size)
-                        for token_id in sampled[request_id]
-                    ]
         if self._sleep is not None and step.num_scheduled_tokens:
             self._sleep(self.cost.of(step))
         output = ModelRunnerOutput(
             sampled_token_ids=sampled,
             errors=errors,
             transfer_s=self.cost.transfer_s(step),
-            logprobs=logprobs,
+            logprobs=self._logprobs(sampled),
             prompt_logprobs=prompt_logprobs,
         )
         self._state.take_output(output)
@@ -256,6 +248,18 @@ class ScriptedExecutor:
             except GrammarError:
                 break
         return sampled
+
+    def _logprobs(self, sampled: Mapping[str, Sequence[int]]) -> dict[str, list[TokenLogprobs]]:
+        """State the entries of sampled tokens, for the requests that asked."""
+        asked = {i: self._state.requests[i].source.sampling.logprobs for i in sampled}
+        return {
+            request_id: [
+                scripted_logprobs(token_id, num_top, vocab_size=self.info.vocab_size)
+                for token_id in sampled[request_id]
+            ]
+            for request_id, num_top in asked.items()
+            if num_top is not None
+        }
 
     def _sample(self, request: RunningRequest, num_ahead: int) -> int:
         """Choose what follows the token `num_ahead` behind the last known one."""

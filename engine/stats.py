@@ -17,27 +17,25 @@ _MAX_TENANTS = 1000
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the engine started; all in tokens but `preemptions`. They only grow.
-
-    `padding_tokens`: computed for nobody, to fill a shape up; they belong to no tenant.
-    """
+    """Totals since the engine started; all in tokens but `preemptions`. They only grow."""
 
     prefix_queries: int = 0
     prefix_hits: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
     preemptions: int = 0
-    padding_tokens: int = 0
 
 
 @dataclass(slots=True)
 class EngineCounters(Counters):
     """Totals over all requests, and the same by tenant; guesses over all requests only.
 
+    `padding_tokens`: computed for nobody, to fill a shape up; they belong to no tenant.
     Tenants beyond the first 1,000 share one account, named None like that of requests without
     any: what a client can invent must not fill the memory.
     """
 
+    padding_tokens: int = 0
     tenants: dict[str | None, Counters] = field(default_factory=dict)
     speculation: Acceptance = field(default_factory=Acceptance)
 

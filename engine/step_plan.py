@@ -60,10 +60,10 @@ class StepPlan:
         self.num_scheduled_tokens[request_id] = planned + num_new
         self.budget -= num_new
 
-    def add_drafts(self, request: Request, num_drafts: int) -> None:
-        """Let a request that reaches its last known token verify its first drafts as well."""
-        self.draft_token_ids[request.request_id] = list(request.draft_token_ids[:num_drafts])
-        self.add_tokens(request, num_drafts)
+    def add_drafts(self, request: Request) -> None:
+        """Let a request that reaches its last known token verify its drafts as well."""
+        self.draft_token_ids[request.request_id] = list(request.draft_token_ids)
+        self.add_tokens(request, len(request.draft_token_ids))
 
     def add_blocks(self, request: Request, new_ids: list[list[int]]) -> None:
         """Tell the runner the blocks that a running request was given, per cache group."""

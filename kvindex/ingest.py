@@ -100,8 +100,17 @@ class Ingester:
         self._mode_changed.set()
 
     async def publish_record(self) -> None:
-        """Write the replica's record now; a registry that is away is noted and left to its turn."""
-        await self._publish_record()
+        """Write the replica's record now; a registry that is away is noted and left to its turn.
+
+        It is kept alive also while the index is down: the replica can still serve.
+        """
+        epoch = self._last_epoch if self._last_epoch is not None else self._position.boot_ns
+        if epoch is None:
+            return
+        try:
+            await self._registry.publish(self._source.make_record(epoch), lease_s=self._lease_s)
+        except DependencyError as error:
+            logger.warning("target=%s record not renewed: %s", self.target, error)
 
     # Following
 
@@ -356,7 +365,7 @@ class Ingester:
                 continue
             try:
                 await self._renew()
-                await self._publish_record()
+                await self.publish_record()
             except Exception:
                 logger.exception("target=%s renewal failed", self.target)
 
@@ -376,16 +385,6 @@ class Ingester:
             return
         if not renewed:
             self._lose_epoch(epoch)
-
-    async def _publish_record(self) -> None:
-        """Keep the record alive, also while the index is down: the replica can still serve."""
-        epoch = self._last_epoch if self._last_epoch is not None else self._position.boot_ns
-        if epoch is None:
-            return
-        try:
-            await self._registry.publish(self._source.make_record(epoch), lease_s=self._lease_s)
-        except DependencyError as error:
-            logger.warning("target=%s record not renewed: %s", self.target, error)
 
     async def _leave(self) -> None:
         try:

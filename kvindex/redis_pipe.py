@@ -1,7 +1,7 @@
 """Scripts over one connection to one Redis: sent together, answered in order, no round trip waits.
 
 A pool of connections costs a read and a write of its own for every call; here calls that are made
-in one turn of the event loop leave in one write. It knows EVALSHA alone; everything else goes
+in one turn of the event loop leave in one write. EVALSHA and EVAL go there; everything else goes
 through the client's pool. Only redis:// and unix:// are served, see kvindex/redis_connect.py.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
 from typing import Any, cast
 
 import hiredis
@@ -17,8 +16,8 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.typing import EncodableT
 
-Word = bytes | str | int
 _WATCH_S = 0.05
 
 
@@ -27,11 +26,19 @@ class PipedRedis(Redis):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.scripts = ScriptPipe(self.connection_pool.connection_kwargs)
+        self._scripts = ScriptPipe(self.connection_pool.connection_kwargs)
+
+    async def evalsha(self, sha: str, numkeys: int, *keys_and_args: EncodableT) -> Any:
+        """Run a script that the server knows; NoScriptError when it does not."""
+        return await self._scripts.call(_pack("EVALSHA", sha, numkeys, *keys_and_args))
+
+    async def eval(self, script: str, numkeys: int, *keys_and_args: EncodableT) -> Any:
+        """Run a script, which the server knows from now on."""
+        return await self._scripts.call(_pack("EVAL", script, numkeys, *keys_and_args))
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
         """Release connections."""
-        self.scripts.close()
+        self._scripts.close()
         await super().aclose(close_connection_pool)
 
 
@@ -48,17 +55,11 @@ class ScriptPipe:
         self._wire: _Wire | None = None
         self._connecting = asyncio.Lock()
 
-    async def run(self, digest: str, source: str, key: str, args: Sequence[Word]) -> Any:
-        """Run a script with KEYS[1] = `key`, sending its source when the server lacks it.
+    async def call(self, frame: bytes) -> Any:
+        """Send a command and return its answer.
 
         Raises what redis-py raises: ConnectionError, TimeoutError, ResponseError.
         """
-        try:
-            return await self._call(_pack("EVALSHA", digest, 1, key, *args))
-        except NoScriptError:
-            return await self._call(_pack("EVAL", source, 1, key, *args))
-
-    async def _call(self, frame: bytes) -> Any:
         try:
             return await (await self._connected()).call(frame)
         except RedisConnectionError:
@@ -195,6 +196,6 @@ def _reply_error(message: str) -> Exception:
     return ResponseError(message)
 
 
-def _pack(*words: Word) -> bytes:
+def _pack(*words: EncodableT) -> bytes:
     packed: bytes = hiredis.pack_command(words)  # type: ignore[arg-type]  # a wrong stub
     return packed

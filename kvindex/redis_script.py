@@ -13,7 +13,6 @@ from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
 from kvindex.redis_connect import dependency_errors
-from kvindex.redis_pipe import PipedRedis
 
 
 class RedisScript:
@@ -31,8 +30,6 @@ class RedisScript:
     async def run(self, redis: Redis, key: str, *args: bytes | str | int) -> Any:
         """Run the script with KEYS[1] = `key`; raise DependencyError when the server cannot."""
         with dependency_errors(redis):
-            if isinstance(redis, PipedRedis):
-                return await redis.scripts.run(self._digest, self._source, key, args)
             try:
                 return await redis.evalsha(self._digest, 1, key, *args)
             except NoScriptError:

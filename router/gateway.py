@@ -36,9 +36,10 @@ from router.file_limit import raise_file_limit
 from router.launch.gateway_processes import (
     BACKLOG,
     GatewayProcesses,
-    ProcessesFailedError,
     check_processes,
+    port_taken,
 )
+from router.launch.supervisor import ChildFailedError
 from router.observe.access_log import write_together
 from router.observe.shared_decisions import SharedDecisions
 from router.seat import Seat, read_seat
@@ -65,12 +66,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.seat:
             work = serve(spec, read_seat(sys.stdin.buffer.read()))
         elif spec.router.processes > 1:
-            work = _supervise(spec, arguments.config_json)
+            work = GatewayProcesses(spec, arguments.config_json).run()
         else:
             work = serve(spec)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(work)
-    except ProcessesFailedError as error:
+    except ChildFailedError as error:
         print(f"prefixfleet gateway: {error}", file=sys.stderr)
         return error.exit_code
     except ConfigError as error:
@@ -80,10 +81,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"prefixfleet gateway: {error}", file=sys.stderr)
         return EXIT_DEPENDENCY
     return 0
-
-
-async def _supervise(spec: GatewaySpec, spec_file: Path) -> None:
-    await GatewayProcesses(spec, spec_file).run()
 
 
 async def serve(spec: GatewaySpec, seat: Seat | None = None) -> None:
@@ -182,10 +179,7 @@ async def _listen(runner: web.AppRunner, host: str, port: int) -> None:
     try:
         await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
     except OSError as error:
-        raise DependencyError(
-            f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; stop what uses it, "
-            "or choose another port"
-        ) from None
+        raise port_taken(host, port, error) from None
 
 
 async def _take_seat(seat: Seat, clients: web.AppRunner, admins: web.AppRunner) -> None:

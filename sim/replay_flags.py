@@ -317,8 +317,8 @@ def _tenant(text: str) -> tuple[str, dict[str, Any]]:
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
         if equals and key.startswith(_PARAM):
-            params = values.setdefault("params", {})
-            params[key.removeprefix(_PARAM)] = _number(value, f"--tenant {text!r}")
+            own = parse_params([part.removeprefix(_PARAM)], f"--tenant {text!r}:")
+            values.setdefault("params", {}).update(own)
             continue
         if not equals or key not in _TENANT_SETTINGS:
             allowed = ", ".join((*_TENANT_SETTINGS, f"{_PARAM}NAME"))

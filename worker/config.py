@@ -17,6 +17,7 @@ from worker.gpu.config import Device, GpuConfig
 from worker.gpu.dispatcher import CudaGraphMode
 
 DType = Literal["auto", "float32", "bfloat16"]
+DistributedBackend = Literal["mp", "ray"]
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,7 +53,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     data_parallel_size: int = 1
     tensor_parallel_size: int = 1
     deterministic: bool = False
-    distributed_executor_backend: Literal["mp", "ray"] = "mp"
+    distributed_executor_backend: DistributedBackend = "mp"
     runner_process: bool = False
     step_log_dir: str | None = None
     lora_adapters: dict[str, str] = {}

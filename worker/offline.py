@@ -77,10 +77,13 @@ class LLM:
         self._random = random.Random(seed)
         self._num_calls = 0
         self._resources = ExitStack()
+        scripted = ScriptedModel.sized(
+            vocab_size=self.encoder.vocab_size, max_model_len=self.encoder.max_model_len
+        )
         spec = CoreSpec(
             replica_id="offline",
             engine=self._config,
-            scripted=_scripted(self.encoder) if executor == "scripted" else None,
+            scripted=scripted if executor == "scripted" else None,
             model_folder=str(folder),
             dtype=dtype,
             num_threads=num_threads,
@@ -126,8 +129,8 @@ class LLM:
         `sampling` is for all of them, or one each; `n` choices are made of each. Raises
         RequestError naming the prompt that cannot be served, before any is computed.
         """
-        several = _prompt_list(prompts)
-        request = CompletionRequest(model="", prompt=list(several))
+        several = prompts if isinstance(prompts, str) else [*prompts]
+        request = CompletionRequest(model="", prompt=several)
         return self._run(self._prompts.completion(request), sampling, n, show_progress)
 
     def chat(
@@ -196,22 +199,9 @@ class LLM:
         ]
 
 
-def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return prompts as a list, also a single one: a text, or token ids."""
-    if isinstance(prompts, str):
-        return [prompts]
-    token_ids = [item for item in prompts if isinstance(item, int)]
-    return [token_ids] if token_ids else [item for item in prompts if not isinstance(item, int)]
-
-
 def _chat_request(turns: Any) -> ChatCompletionRequest:
     try:
         messages = msgspec.convert(turns, list[ChatMessage])
     except msgspec.ValidationError as error:
         raise invalid_value("conversations", str(error)) from None
     return ChatCompletionRequest(model="", messages=messages)
-
-
-def _scripted(encoder: Encoder) -> ScriptedModel:
-    longest = encoder.max_model_len or ScriptedModel().max_model_len
-    return ScriptedModel(vocab_size=encoder.vocab_size, max_model_len=longest)

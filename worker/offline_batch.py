@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.frontend.errors import RequestError
 from engine.frontend.logprobs import TokenLogprobs
 from engine.frontend.output_fold import OutputFold
 from engine.messages import EngineOutput, EngineRequest
+from worker.core.client import finish_reason_of
 from worker.core.sync_client import DEFAULT_SILENCE_S, SyncProcessClient
 from worker.offline_progress import BatchProgress
 
@@ -28,11 +28,7 @@ class Job:
 
     def take(self, output: EngineOutput) -> int:
         """Fold an output; return how many tokens it added. RequestError if the engine gave up."""
-        reason = output.finish_reason
-        if reason == "error" or reason == "abort":
-            raise RequestError(
-                output.error_kind or "internal", output.error or "the engine ended the request"
-            )
+        reason = finish_reason_of(output)
         if output.num_cached_tokens is not None:
             self.num_cached_tokens = output.num_cached_tokens
         if output.prompt_logprobs is not None:

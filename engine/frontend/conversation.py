@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from engine.frontend.errors import RequestError
+from engine.frontend.errors import invalid_value as _invalid
 from engine.frontend.openai import ChatMessage, SentToolCall
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -70,7 +70,3 @@ def _part_text(part: dict[str, Any], param: str) -> str:
     if not isinstance(text, str):
         raise _invalid(f"{param}.text", "must be a string")
     return text
-
-
-def _invalid(param: str, problem: str) -> RequestError:
-    return RequestError("invalid_request", f"{param}: {problem}", param=param)

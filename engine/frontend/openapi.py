@@ -129,7 +129,6 @@ ONE_MODEL = Operation(
 
 def openapi_document(*, title: str, version: str, operations: Sequence[Operation]) -> Json:
     """Return the whole description as plain JSON values."""
-    schemas = _schemas(operations)
     paths: dict[str, Json] = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation)
@@ -138,7 +137,7 @@ def openapi_document(*, title: str, version: str, operations: Sequence[Operation
         "info": {"title": title, "version": version},
         "paths": paths,
         "components": {
-            "schemas": schemas,
+            "schemas": _reachable(_schemas(operations), paths),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -154,13 +153,13 @@ def _schemas(operations: Sequence[Operation]) -> dict[str, Json]:
     for name in ("ChatCompletionRequest", "CompletionRequest", "ResponsesBody"):
         _open_up(schemas[name], closed=name != "ResponsesBody")
     schemas["Response"] = _RESPONSE
-    return _reachable(schemas, operations)
+    return schemas
 
 
-def _reachable(schemas: dict[str, Json], operations: Sequence[Operation]) -> dict[str, Json]:
+def _reachable(schemas: dict[str, Json], paths: Json) -> dict[str, Json]:
     """Leave out what nothing refers to any more."""
     found: dict[str, Json] = {}
-    texts = [msgspec.json.encode([_operation(o) for o in operations]).decode()]
+    texts = [msgspec.json.encode(paths).decode()]
     while texts:
         text = texts.pop()
         for name in sorted(schemas.keys() - found.keys()):

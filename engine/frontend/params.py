@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from engine.frontend.encoder import Encoder
-from engine.frontend.errors import RequestError
+from engine.frontend.errors import RequestError, invalid_value
 from engine.frontend.openai import ChatCompletionRequest, CompletionRequest
 from engine.frontend.response_format import grammar_of
 from engine.frontend.sampling_params import SamplingParams
@@ -27,12 +27,12 @@ def sampling_params(
     max_model_len: int,
     vocab_size: int,
     seed: int,
-    encoder: Encoder | None = None,
+    encoder: Encoder,
 ) -> SamplingParams:
     """Resolve how one prompt's choices are sampled; `seed` holds unless the client sent its own.
 
     Raises RequestError: `context_length_exceeded`, or `invalid_request` for a token that the model
-    does not have. `encoder` reads the words of `bad_words`, if there are any. A seed is folded into
+    does not have. `encoder` reads the words of `bad_words`. A seed is folded into
     63 bits, which every random generator accepts.
     """
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
@@ -47,11 +47,7 @@ def sampling_params(
         param="messages" if isinstance(request, ChatCompletionRequest) else "prompt",
     )
     if request.min_tokens > max_tokens:
-        raise RequestError(
-            "invalid_request",
-            f"min_tokens: must be at most max_tokens={max_tokens}",
-            param="min_tokens",
-        )
+        raise invalid_value("min_tokens", f"must be at most max_tokens={max_tokens}")
     top_k = request.top_k if request.top_k is not None else 0
     grammar = grammar_of(request)
     return SamplingParams(
@@ -80,14 +76,13 @@ def sampling_params(
     )
 
 
-def bad_word_ids(words: Iterable[str], encoder: Encoder | None) -> tuple[tuple[int, ...], ...]:
+def bad_word_ids(words: Iterable[str], encoder: Encoder) -> tuple[tuple[int, ...], ...]:
     """Return the token sequences that spell words, at the start of a text and behind a space.
 
     A word that is spelled with other tokens is not recognised (nor is it by vLLM).
     """
     spellings: dict[tuple[int, ...], None] = {}
     for word in words:
-        assert encoder is not None, "bad words need the model's tokenizer"
         for text in (word.lstrip(), " " + word.lstrip()):
             spellings[tuple(encoder.encode(text, add_special_tokens=False))] = None
     return tuple(spelling for spelling in spellings if spelling)
@@ -99,9 +94,7 @@ def _logit_bias(
     pairs = tuple((int(key), bias) for key, bias in (given or {}).items())
     for token_id, _ in pairs:
         if token_id >= vocab_size:
-            param = f"logit_bias.{token_id}"
-            problem = f"token id {token_id} is not in 0 to {vocab_size - 1}"
-            raise RequestError("invalid_request", f"{param}: {problem}", param=param)
+            raise _no_token(f"logit_bias.{token_id}", token_id, vocab_size)
     return pairs
 
 
@@ -149,8 +142,8 @@ def check_token_ids(token_ids: Iterable[int], *, vocab_size: int, param: str) ->
     """Raise RequestError naming the first token id that the model does not have."""
     for i, token_id in enumerate(token_ids):
         if not 0 <= token_id < vocab_size:
-            raise RequestError(
-                "invalid_request",
-                f"{param}[{i}]: token id {token_id} is not in 0 to {vocab_size - 1}",
-                param=f"{param}[{i}]",
-            )
+            raise _no_token(f"{param}[{i}]", token_id, vocab_size)
+
+
+def _no_token(param: str, token_id: int, vocab_size: int) -> RequestError:
+    return invalid_value(param, f"token id {token_id} is not in 0 to {vocab_size - 1}")

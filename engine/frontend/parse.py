@@ -22,6 +22,7 @@ from engine.frontend.response_format import grammar_of
 from engine.frontend.tool_choice import tool_use
 
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
+StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 MAX_CACHE_SALT_CHARS = 1024
 
@@ -105,6 +106,14 @@ def parse_object(body: bytes) -> dict[str, Any]:
     return value
 
 
+def parse_as(body: bytes, kind: type[StructT]) -> StructT:
+    """Parse a body of a small endpoint, every field of which is read; raise RequestError."""
+    try:
+        return msgspec.convert(parse_object(body), kind)
+    except msgspec.ValidationError as error:
+        raise invalid_field(error) from None
+
+
 def refuse_unsupported(fields: Mapping[str, Any], known: type[msgspec.Struct]) -> None:
     """Raise RequestError for the first field that we cannot honour or have never heard of."""
     names = known.__struct_fields__
@@ -119,7 +128,7 @@ def refuse_unsupported(fields: Mapping[str, Any], known: type[msgspec.Struct]) -
             raise _invalid(name, "is not supported here; leave it out")
 
 
-def convert(fields: Mapping[str, Any], kind: type[RequestT]) -> RequestT:
+def convert(fields: Mapping[str, Any], kind: type[StructT]) -> StructT:
     """Convert the known, non-null fields; raise RequestError naming the first of a wrong type."""
     known = kind.__struct_fields__
     given = {name: fields[name] for name in known if fields.get(name) is not None}

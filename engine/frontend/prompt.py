@@ -20,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.frontend.conversation import turns_of
 from engine.frontend.encoder import Encoder
-from engine.frontend.errors import RequestError
+from engine.frontend.errors import invalid_value as _invalid
 from engine.frontend.openai import ChatCompletionRequest, ChatMessage, CompletionRequest
 from engine.frontend.params import check_token_ids, requested_max_tokens
 from engine.frontend.tokenizer_bundle import TokenizerBundle
@@ -226,7 +226,3 @@ def _strftime(clock: Clock) -> Callable[[str], str]:
         return datetime.fromtimestamp(clock.now()).strftime(layout)
 
     return strftime_now
-
-
-def _invalid(param: str, problem: str) -> RequestError:
-    return RequestError("invalid_request", f"{param}: {problem}", param=param)

@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from engine.frontend.stop import num_held_back
+
 
 class ReasoningFamily(msgspec.Struct, frozen=True, kw_only=True):
     """Marks around what is thought. `starts_open`: an output begins thinking without a mark."""
@@ -81,21 +83,12 @@ class ReasoningSplit:
             self._has_text = True
 
     def _think(self) -> str:
-        end = self._family.end
-        found = self._held.find(end)
-        if found >= 0:
-            shown = self._held[:found].rstrip("\n")
-            self._held = self._held[found + len(end) :]
-            self.state = "answering"
-            shown = shown if self._has_text else shown.lstrip("\n")
-            self._has_text = False
-            return shown
         if not self._has_text:
             self._held = self._held.lstrip("\n")
-        safe = len(self._held) - partial_length(self._held, end)
-        safe = len(self._held[:safe].rstrip("\n"))
-        shown, self._held = self._held[:safe], self._held[safe:]
-        self._has_text = self._has_text or bool(shown)
+        shown, self._held, has_ended = before_mark(self._held, self._family.end, space="\n")
+        self._has_text = not has_ended and (self._has_text or bool(shown))
+        if has_ended:
+            self.state = "answering"
         return shown
 
     def _answer(self) -> str:
@@ -106,9 +99,14 @@ class ReasoningSplit:
         return shown
 
 
-def partial_length(text: str, mark: str) -> int:
-    """Return how many last characters of a text may begin a mark that is not in it."""
-    for length in range(min(len(mark) - 1, len(text)), 0, -1):
-        if text.endswith(mark[:length]):
-            return length
-    return 0
+def before_mark(text: str, mark: str, *, space: str | None = None) -> tuple[str, str, bool]:
+    """Return what certainly stands before a mark, what is left to look at, and if it was found.
+
+    `space` next to the mark (None: all white space) belongs to it.
+    """
+    before, found, behind = text.partition(mark)
+    if found:
+        return before.rstrip(space), behind, True
+    num_held = num_held_back(text, [mark], scan_from=0)
+    safe = len(text[: len(text) - num_held].rstrip(space))
+    return text[:safe], text[safe:], False

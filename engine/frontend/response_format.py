@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine.frontend.errors import RequestError
+from engine.frontend.errors import invalid_value as _invalid
 from engine.frontend.sampling_params import GrammarKind, GrammarSpec
 
 
@@ -148,7 +148,3 @@ def _named(param: str, kind: GrammarKind, value: Any, whitespace: str | None) ->
     text = "" if value is True else value if isinstance(value, str) else json.dumps(value)
     is_json = kind in ("json_schema", "json_object")
     return NamedGrammar(param, GrammarSpec(kind, text, whitespace=whitespace if is_json else None))
-
-
-def _invalid(param: str, problem: str) -> RequestError:
-    return RequestError("invalid_request", f"{param}: {problem}", param=param)

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from engine.frontend.errors import RequestError
-from engine.frontend.parse import parse_object
+from engine.frontend.errors import invalid_value as _invalid
+from engine.frontend.parse import convert, parse_object
 
 _ONLY_CHAT = frozenset(
     {"messages", "max_tokens", "max_completion_tokens", "response_format", "stream_options", "n"}
@@ -89,7 +90,7 @@ def parse_responses_request(body: bytes) -> ResponsesRequest:
     """Take a body apart; raise RequestError naming the field that cannot be honoured."""
     fields = parse_object(body)
     _refuse(fields)
-    known = _convert(fields)
+    known = convert(fields, ResponsesBody)
     text_format, verbosity = _text(known.text)
     effort = _reasoning(known.reasoning)
     tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(known.tools or [])]
@@ -157,18 +158,6 @@ def _refuse(fields: Mapping[str, Any]) -> None:
         if name in _NEUTRAL and value is not None and value not in _NEUTRAL[name]:
             why = "nothing is stored here: send the whole input, and leave it out"
             raise _invalid(name, "is not supported; " + why)
-
-
-def _convert(fields: Mapping[str, Any]) -> ResponsesBody:
-    given = {n: fields[n] for n in ResponsesBody.__struct_fields__ if fields.get(n) is not None}
-    for name in ("model", "input"):
-        if name not in given:
-            raise _invalid(name, "is required")
-    try:
-        return msgspec.convert(given, ResponsesBody)
-    except msgspec.ValidationError as error:
-        reason, _, place = str(error).partition(" - at `$.")
-        raise _invalid(place.rstrip("`") or "body", reason[:1].lower() + reason[1:]) from None
 
 
 def _messages(known: ResponsesBody) -> list[dict[str, Any]]:
@@ -293,7 +282,3 @@ def _text_field(item: Mapping[str, Any], name: str, param: str) -> str:
     if not isinstance(value, str):
         raise _invalid(f"{param}.{name}", "must be a string" if name in item else "is required")
     return value
-
-
-def _invalid(param: str, problem: str) -> RequestError:
-    return RequestError("invalid_request", f"{param}: {problem}", param=param)

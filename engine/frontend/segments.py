@@ -13,7 +13,6 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
 
 import msgspec
 
@@ -34,8 +33,6 @@ class _AddedToken(msgspec.Struct, frozen=True):
 
 class _TokenizerFile(msgspec.Struct, frozen=True):
     added_tokens: list[_AddedToken] = []
-    truncation: Any = None
-    padding: Any = None
 
 
 def cut_pattern(tokenizer_json: bytes) -> re.Pattern[str] | None:

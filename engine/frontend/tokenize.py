@@ -5,17 +5,13 @@ It knows no HTTP and not which models there are.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
-
 import msgspec
 
-from engine.frontend.errors import RequestError
+from engine.frontend.errors import invalid_value
 from engine.frontend.openai import ChatMessage
 from engine.frontend.params import check_token_ids
-from engine.frontend.parse import invalid_field, parse_object
+from engine.frontend.parse import parse_as
 from engine.frontend.prompt import PromptEncoder
-
-StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,17 +49,15 @@ class DetokenizeAnswer(msgspec.Struct, frozen=True):
 
 def parse_tokenize_request(body: bytes) -> TokenizeRequest:
     """Parse and check a body; raise RequestError naming the field."""
-    given = _parse(body, TokenizeRequest)
+    given = parse_as(body, TokenizeRequest)
     if (given.prompt is None) == (given.messages is None):
-        raise RequestError(
-            "invalid_request", "prompt: send either prompt or messages", param="prompt"
-        )
+        raise invalid_value("prompt", "send either prompt or messages")
     return given
 
 
 def parse_detokenize_request(body: bytes) -> DetokenizeRequest:
     """Parse and check a body; raise RequestError naming the field."""
-    return _parse(body, DetokenizeRequest)
+    return parse_as(body, DetokenizeRequest)
 
 
 def tokenize(
@@ -89,11 +83,3 @@ def detokenize(given: DetokenizeRequest, prompts: PromptEncoder) -> DetokenizeAn
     encoder = prompts.encoder
     check_token_ids(given.tokens, vocab_size=encoder.vocab_size, param="tokens")
     return DetokenizeAnswer(encoder.decode(given.tokens, skip_special_tokens=False))
-
-
-def _parse(body: bytes, kind: type[StructT]) -> StructT:
-    fields: dict[str, Any] = parse_object(body)
-    try:
-        return msgspec.convert(fields, kind)
-    except msgspec.ValidationError as error:
-        raise invalid_field(error) from None

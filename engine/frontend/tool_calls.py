@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from engine.frontend.call_object import CallEvent, CallObject, NamedCall
-from engine.frontend.reasoning import partial_length
+from engine.frontend.reasoning import before_mark
 
 ToolEvent = str | CallEvent
 """Text for the reader, or news of a call."""
@@ -61,15 +61,9 @@ class HermesParser:
         return [held] if held else []
 
     def _outside(self) -> list[ToolEvent]:
-        found = self._held.find(self._BEGIN)
-        if found >= 0:
-            shown = self._held[:found].rstrip()
-            self._held = self._held[found + len(self._BEGIN) :]
+        shown, self._held, has_call = before_mark(self._held, self._BEGIN)
+        if has_call:
             self._call, self._block = CallObject(), self._BEGIN
-        else:
-            safe = len(self._held) - partial_length(self._held, self._BEGIN)
-            safe = len(self._held[:safe].rstrip())
-            shown, self._held = self._held[:safe], self._held[safe:]
         if self._is_behind_call:
             shown = shown.lstrip()
         self._is_behind_call = self._is_behind_call and not shown
@@ -208,14 +202,7 @@ class MistralParser:
         return self._between() if self._calls else self._text()
 
     def _text(self) -> list[ToolEvent]:
-        found = self._held.find(self._BEGIN)
-        if found >= 0:
-            shown, self._held = self._held[:found].rstrip(), self._held[found + len(self._BEGIN) :]
-            self._calls = True
-        else:
-            safe = len(self._held) - partial_length(self._held, self._BEGIN)
-            safe = len(self._held[:safe].rstrip())
-            shown, self._held = self._held[:safe], self._held[safe:]
+        shown, self._held, self._calls = before_mark(self._held, self._BEGIN)
         return [shown] if shown else []
 
     def _between(self) -> list[ToolEvent]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine.frontend.errors import RequestError
+from engine.frontend.errors import invalid_value as _invalid
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 MAX_TOOLS = 128
@@ -62,7 +62,7 @@ def tool_use(
 
     Raises RequestError naming what is wrong.
     """
-    functions = functions_of(tools or [])
+    functions = _functions(tools or [])
     if choice == "none":
         return None
     if choice not in (None, "auto") and not functions:
@@ -81,7 +81,7 @@ def tool_use(
     return ToolUse(functions=functions, must_call=choice == "required", parallel=parallel)
 
 
-def functions_of(tools: list[dict[str, Any]]) -> list[FunctionTool]:
+def _functions(tools: list[dict[str, Any]]) -> list[FunctionTool]:
     """Read the functions of tools; RequestError names what is wrong."""
     if len(tools) > MAX_TOOLS:
         raise _invalid("tools", f"may hold at most {MAX_TOOLS}, got {len(tools)}")
@@ -111,7 +111,3 @@ def _function(tool: dict[str, Any], param: str) -> FunctionTool:
     if not isinstance(parameters, dict):
         raise _invalid(f"{param}.function.parameters", "must be a JSON schema, an object")
     return FunctionTool(name=name, parameters=parameters)
-
-
-def _invalid(param: str, problem: str) -> RequestError:
-    return RequestError("invalid_request", f"{param}: {problem}", param=param)

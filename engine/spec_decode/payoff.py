@@ -7,6 +7,7 @@ share at most, and guessing is tried again from time to time. It knows neither t
 
 from __future__ import annotations
 
+from bisect import bisect, insort
 from collections import deque
 from dataclasses import dataclass
 from statistics import median
@@ -32,26 +33,33 @@ class StepCosts:
     def __init__(self) -> None:
         self._samples: dict[int, deque[float]] = {}
         self._medians: dict[int, float] = {}
+        self._sizes: list[int] = []  # those measured, in order
 
     def observe(self, num_rows: int, step_s: float) -> None:
         """Take in one step that only decoded."""
         samples = self._samples.setdefault(num_rows, deque(maxlen=_SAMPLES))
+        if not samples:
+            insort(self._sizes, num_rows)
         samples.append(step_s)
         self._medians[num_rows] = median(samples)
 
     def of(self, num_rows: int) -> float | None:
-        """Return the cost of a step, between two measured sizes by their line; None of nothing."""
+        """Return the cost of a step, between two measured sizes by their line; None of nothing.
+
+        O(log of the measured sizes), because it is asked several times per request and step.
+        """
         known = self._medians.get(num_rows)
-        if known is not None or not self._medians:
+        if known is not None or not self._sizes:
             return known
-        below = max((n for n in self._medians if n < num_rows), default=None)
-        above = min((n for n in self._medians if n > num_rows), default=None)
-        if below is None:
-            assert above is not None
+        i = bisect(self._sizes, num_rows)
+        if i == 0:
+            above = self._sizes[0]
             return self._medians[above] / (1 + _UNKNOWN_SLOPE * (above - num_rows))
+        below = self._sizes[i - 1]
         low = self._medians[below]
-        if above is None:
+        if i == len(self._sizes):
             return low * (1 + _UNKNOWN_SLOPE * (num_rows - below))
+        above = self._sizes[i]
         return low + (self._medians[above] - low) * (num_rows - below) / (above - below)
 
 

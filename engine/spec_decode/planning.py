@@ -35,10 +35,9 @@ def plan_drafts(
             num_drafts = kv_cache.capacity(request) - num_computed
         elif new_blocks:
             plan.add_blocks(request, new_blocks)
-    num_drafts = max(num_drafts, 0)
-    request.draft_token_ids = request.draft_token_ids[:num_drafts]
-    if num_drafts:
-        plan.add_drafts(request, num_drafts)
+    request.draft_token_ids = request.draft_token_ids[: max(num_drafts, 0)]
+    if request.draft_token_ids:
+        plan.add_drafts(request)
 
 
 def confirm_drafts(

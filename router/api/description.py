@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.metadata import version
 
+import msgspec
 from aiohttp import web
 
 from engine.frontend.openapi import GENERATION, ONE_MODEL, Operation, openapi_document
 from router.api.health import Health
-from router.api.http import json_response
+from router.api.http import json_bytes
 from router.api.usage import OwnUsage
 
 _OPERATIONS = (
@@ -39,7 +41,12 @@ _OPERATIONS = (
 
 async def openapi(request: web.Request) -> web.StreamResponse:
     """Describe the client listener."""
+    return json_bytes(_document())
+
+
+@cache
+def _document() -> bytes:
     release = version("prefixfleet")
-    return json_response(
+    return msgspec.json.encode(
         openapi_document(title="prefixfleet", version=release, operations=_OPERATIONS)
     )

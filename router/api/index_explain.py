@@ -84,10 +84,9 @@ async def explain(request: web.Request) -> web.StreamResponse:
 
 
 async def _match(gateway: Gateway, model: str, prepared: Prepared) -> list[TargetMatch]:
-    pools = {r.pool.id for r in gateway.view.serving(model) if r.pool is not None}
     matches: list[TargetMatch] = []
-    for pool in sorted(pools):
-        found = await gateway.index.match(pool, prepared.hashes) if gateway.index else None
+    for pool in gateway.view.pools_of(model):
+        found = await gateway.index.match(pool.id, prepared.hashes) if gateway.index else None
         if found is None:
             reason = gateway.view.store_down_reason or "this gateway has none"
             raise RequestError("no_replica", f"the index cannot be asked: {reason}")

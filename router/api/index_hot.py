@@ -52,10 +52,9 @@ async def hot(request: web.Request) -> web.StreamResponse:
 
 
 async def _described(gateway: Gateway, prefix: Prefix) -> HotPrefix:
-    pools = {r.pool.id for r in gateway.view.serving(prefix.model) if r.pool is not None}
     holders: dict[str, int] = {}
-    for pool in sorted(pools):
-        found = await gateway.index.match(pool, prefix.hashes) if gateway.index else None
+    for pool in gateway.view.pools_of(prefix.model):
+        found = await gateway.index.match(pool.id, prefix.hashes) if gateway.index else None
         holders |= {str(m.target): m.matched_blocks for m in found or () if m.matched_blocks}
     return HotPrefix(
         name=prefix.hashes[-1].hex()[:12],

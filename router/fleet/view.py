@@ -124,6 +124,11 @@ class FleetView:
                 self._serving[model] = known
         return known
 
+    def pools_of(self, model: str) -> list[Pool]:
+        """Return the pools that serve a model, nearly always one."""
+        found = {r.pool.id: r.pool for r in self.serving(model) if r.pool is not None}
+        return [found[pool_id] for pool_id in sorted(found)]
+
     def adapter(self, model: str) -> Adapter | None:
         """Return the adapter that a model name stands for, as block hashes see it."""
         found = self._adapters.get(model)

@@ -23,29 +23,18 @@ import msgspec
 
 from kvindex.config import EMBEDDED
 from kvindex.foundation.die_with_parent import wrap
-from kvindex.foundation.errors import ConfigError, DependencyError, PrefixFleetError
+from kvindex.foundation.errors import ConfigError, DependencyError
 from router.config import GatewaySpec
 from router.launch.process_group import in_words, send_signal
 from router.launch.restart import RestartHistory, RestartPolicy
+from router.launch.supervisor import FINAL_EXIT_CODES, ChildFailedError, wait_event
 from router.seat import Recording, Seat
 
 log = logging.getLogger("prefixfleet.router.processes")
 
 BACKLOG = 2048
 _POLICY = RestartPolicy(initial_s=0.2, max_s=10.0, budget=20, window_s=300.0)
-_FINAL_EXIT_CODES = (2, 3)
-"""Wrong settings, or a dependency that is not there: no process of this gateway can start."""
 _DRAIN_MARGIN_S = 3.0
-
-
-class ProcessesFailedError(PrefixFleetError):
-    """Raised when a process cannot be kept up; `exit_code` is what the parent ends with."""
-
-    kind = "child_failed"
-
-    def __init__(self, message: str, *, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
 
 
 @dataclass(slots=True)
@@ -82,7 +71,7 @@ class GatewayProcesses:
     async def run(self) -> None:
         """Run until SIGTERM or SIGINT, then let all drain.
 
-        Raises DependencyError when a port is taken, ProcessesFailedError when a process cannot be
+        Raises DependencyError when a port is taken, ChildFailedError when a process cannot be
         kept up.
         """
         self._watch_signals()
@@ -131,7 +120,7 @@ class GatewayProcesses:
                 send_signal(place.pid, number)
 
     async def _keep(self, place: _Place) -> None:
-        """Have a process in a seat until the end; raise ProcessesFailedError when none stays."""
+        """Have a process in a seat until the end; raise ChildFailedError when none stays."""
         while not self._stopping.is_set():
             seat = self._seat(place)
             seat.socket_file.unlink(missing_ok=True)
@@ -163,7 +152,7 @@ class GatewayProcesses:
         try:
             await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
             limit_s = self._spec.router.drain_timeout_s + _DRAIN_MARGIN_S
-            await asyncio.wait((ended,), timeout=limit_s if not ended.done() else 0)
+            await asyncio.wait((ended,), timeout=limit_s)
             if not ended.done():
                 log.warning("process %d does not stop; killing it", process.pid)
                 send_signal(process.pid, signal.SIGKILL)
@@ -176,18 +165,18 @@ class GatewayProcesses:
 
     async def _back_off(self, place: _Place, code: int, *, has_served: bool) -> None:
         """Wait before the next process; after a second end, others get the seat's connections."""
-        if code in _FINAL_EXIT_CODES and not has_served:
-            raise ProcessesFailedError(f"process {place.number} cannot start", exit_code=code)
+        if code in FINAL_EXIT_CODES and not has_served:
+            raise ChildFailedError(f"process {place.number} cannot start", exit_code=code)
         delay_s = place.history.next_delay_s(time.monotonic())
         how = f"process {place.number} {in_words(code)}"
         if delay_s is None:
-            raise ProcessesFailedError(f"{how} and has used up its restarts", exit_code=1)
+            raise ChildFailedError(f"{how} and has used up its restarts", exit_code=1)
         log.warning("%s; another one in %g s", how, delay_s)
         gives_up = len(place.history.ends) > 1
         if gives_up:
             port = place.listener.getsockname()[1]
             place.listener.close()
-        await _wait(self._stopping, delay_s)
+        await wait_event(self._stopping, delay_s)
         if gives_up and not self._stopping.is_set():
             place.listener = listen(self._spec.router.host, port, shared=True)
 
@@ -220,16 +209,14 @@ def listen(host: str, port: int, *, shared: bool) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise DependencyError(
-            f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; stop what uses it, "
-            "or choose another port"
-        ) from None
+        raise port_taken(host, port, error) from None
     listener.setblocking(False)
     return listener
 
 
-async def _wait(event: asyncio.Event, timeout_s: float) -> None:
-    try:
-        await asyncio.wait_for(event.wait(), timeout_s)
-    except TimeoutError:
-        return
+def port_taken(host: str, port: int, error: OSError) -> DependencyError:
+    """Return what to raise when a listener cannot be opened."""
+    return DependencyError(
+        f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; stop what uses it, "
+        "or choose another port"
+    )

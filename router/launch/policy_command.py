@@ -6,7 +6,7 @@ import json
 
 import msgspec
 
-from kvindex.foundation.arguments import Invocation
+from kvindex.foundation.arguments import CommandParser, Invocation
 from router.launch.inspect import admin_parser, admin_path, ask
 from router.launch.limit_flags import number_or_text, pairs_of
 from router.launch.table import table
@@ -37,11 +37,10 @@ def list_(invocation: Invocation) -> int:
 
 def set_(invocation: Invocation) -> int:
     """Place a tenant by another policy from the next request on."""
-    parser = admin_parser(invocation, "Place a tenant by another policy, from its next request on.")
-    parser.add_argument("tenant")
-    parser.add_argument("policy", help="see `prefixfleet policy list`; `default` for the fleet's")
-    parser.add_argument(
-        "--param", action="append", metavar="NAME=VALUE", help="a parameter of it; repeat"
+    parser = _choice_parser(
+        invocation,
+        "Place a tenant by another policy, from its next request on.",
+        policies="see `prefixfleet policy list`; `default` for the fleet's",
     )
     flags = parser.read()
     params = _params(flags.param)
@@ -62,11 +61,10 @@ def set_(invocation: Invocation) -> int:
 
 def dry_run(invocation: Invocation) -> int:
     """Replay what the gateway has recorded, with a tenant's policy as it is and with another."""
-    parser = admin_parser(invocation, "Try a policy for a tenant on what was recorded.")
-    parser.add_argument("tenant")
-    parser.add_argument("policy", help="see `prefixfleet policy list`")
-    parser.add_argument(
-        "--param", action="append", metavar="NAME=VALUE", help="a parameter of it; repeat"
+    parser = _choice_parser(
+        invocation,
+        "Try a policy for a tenant on what was recorded.",
+        policies="see `prefixfleet policy list`",
     )
     flags = parser.read()
     body = ask(
@@ -88,6 +86,16 @@ def dry_run(invocation: Invocation) -> int:
     )
     print(table([{"": name, "now": now[name], "then": then[name]} for name in now]))
     return 0
+
+
+def _choice_parser(invocation: Invocation, description: str, *, policies: str) -> CommandParser:
+    parser = admin_parser(invocation, description)
+    parser.add_argument("tenant")
+    parser.add_argument("policy", help=policies)
+    parser.add_argument(
+        "--param", action="append", metavar="NAME=VALUE", help="a parameter of it; repeat"
+    )
+    return parser
 
 
 def _params(words: list[str] | None) -> dict[str, object]:

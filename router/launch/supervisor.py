@@ -28,14 +28,14 @@ from router.launch.process_group import (
 from router.launch.restart import RestartHistory, RestartPolicy
 
 _POLL_S = 0.1
-# What our programs return when trying again cannot help: usage/config, missing dependency.
-_FINAL_EXIT_CODES = (2, 3)
+FINAL_EXIT_CODES = (2, 3)
+"""What our programs return when trying again cannot help: usage/config, missing dependency."""
 
 
 class ChildFailedError(PrefixFleetError):
     """Raised when a child does not become ready or does not stay up.
 
-    `exit_code` is what the command line returns: that of the child, or 4.
+    `exit_code` is what the command line returns: that of the child, or the caller's own.
     """
 
     kind = "child_failed"
@@ -173,7 +173,7 @@ class Supervisor:
     async def _back_off(self, child: _Child, code: int) -> None:
         """Wait before the next start; raise ChildFailedError when there must be none."""
         spec, how = child.spec, in_words(code)
-        if code in _FINAL_EXIT_CODES and not child.has_been_ready:
+        if code in FINAL_EXIT_CODES and not child.has_been_ready:
             reason = last_line(spec.log_file).removeprefix("prefixfleet: ").removeprefix("error: ")
             raise ChildFailedError(reason or f"{spec.name} {how}", exit_code=code)
         delay_s = child.history.next_delay_s(time.monotonic())
@@ -188,7 +188,7 @@ class Supervisor:
             f"{spec.name} {how}; restart {ends} of {self._policy.budget} in {delay_s:g} s "
             f"(log: {spec.log_file})"
         )
-        await _wait_event(child.stopping, delay_s)
+        await wait_event(child.stopping, delay_s)
 
     async def _probe(self, child: _Child) -> None:
         started_at = time.monotonic()
@@ -225,7 +225,8 @@ async def _all_set(events: Iterable[asyncio.Event]) -> None:
         await event.wait()
 
 
-async def _wait_event(event: asyncio.Event, timeout_s: float) -> None:
+async def wait_event(event: asyncio.Event, timeout_s: float) -> None:
+    """Wait for an event, but no longer than `timeout_s`."""
     try:
         await asyncio.wait_for(event.wait(), timeout_s)
     except TimeoutError:

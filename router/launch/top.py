@@ -59,8 +59,12 @@ def screen(state: dict[str, Any]) -> Group:
     )
     if state["index_reason"]:
         head += f"; index: {state['index_reason']}"
-    parts = [_replicas(state["replicas"]), _tenants(state["tenants"])]
-    return Group(Text(head), *parts, _decisions(state["decisions"]))
+    return Group(
+        Text(head),
+        _replicas(state["replicas"]),
+        _tenants(state["tenants"]),
+        _decisions(state["decisions"]),
+    )
 
 
 def _replicas(replicas: list[dict[str, Any]]) -> Table:

@@ -39,6 +39,13 @@ class GatewayMetrics:
         self.registry = CollectorRegistry()
         self._by_labels: dict[tuple[str, str], RequestMetrics] = {}
         of = ["model", "tenant"]
+        self._add_requests(of)
+        self._add_attempts()
+        self._add_tenancy(of)
+        self._add_state()
+
+    def _add_requests(self, of: list[str]) -> None:
+        """What every request comes to."""
         self.requests = self._counter(
             "requests", "Requests by their end; 499: gone client", [*of, "policy", "status"]
         )
@@ -64,6 +71,9 @@ class GatewayMetrics:
             "Requests by why the realised hit was another than predicted; none: it was not",
             [*of, "cause"],
         )
+
+    def _add_attempts(self) -> None:
+        """What goes wrong at replicas, and what is done about it."""
         self.retries = self._counter(
             "retries", "Attempts after a failed one, by its cause", ["replica", "cause"]
         )
@@ -81,6 +91,9 @@ class GatewayMetrics:
         self.refused = self._counter(
             "refused_replicas", "Registrations that did not fit their pool", ["replica"]
         )
+
+    def _add_tenancy(self, of: list[str]) -> None:
+        """Limits, charges, and the store and configuration that they come from."""
         self.limit_hits = self._counter(
             "limit_hits", "Requests refused by a limit of their tenant or key", ["tenant", "limit"]
         )
@@ -102,6 +115,9 @@ class GatewayMetrics:
         self.config_reloads = self._counter(
             "config_reloads", "Attempts to read the configuration again", ["result"]
         )
+
+    def _add_state(self) -> None:
+        """This gateway now, the index, and each replica."""
         self.in_flight = self._gauge("requests_in_flight", "Requests inside this gateway", [])
         self.index_up = self._gauge("index_up", "1 while the prefix index answers", [])
         self.index_call = self._histogram(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -49,7 +50,7 @@ class SharedDecisions:
     async def flush(self) -> None:
         """Deliver what waits; what a server that is away does not take waits on, bounded."""
         while self._waiting:
-            batch = [self._waiting[i] for i in range(min(_BATCH, len(self._waiting)))]
+            batch = list(islice(self._waiting, _BATCH))
             words: list[str | bytes] = []
             for record in batch:
                 words += (record.request_id, _encoder.encode(record))

@@ -104,7 +104,7 @@ class Placer:
         try:
             while True:
                 matches = await self._match(
-                    self._pools(model), prepared.hashes, _num_prompt_tokens(job, prepared)
+                    self._view.pools_of(model), prepared.hashes, _num_prompt_tokens(job, prepared)
                 )
                 # From here to the plan nothing waits: views and replicas are of one moment.
                 replicas = {replica.id: replica for replica in self._view.serving(model)}
@@ -134,11 +134,6 @@ class Placer:
         )
         await self._reserve(placement, job, prepared, matches)
         return placement
-
-    def _pools(self, model: str) -> list[Pool]:
-        """Return the pools that serve a model, nearly always one."""
-        pools = {r.pool.id: r.pool for r in self._view.serving(model) if r.pool is not None}
-        return [pools[pool_id] for pool_id in sorted(pools)]
 
     def _request(self, job: Job, prepared: Prepared, attempt: int) -> PlanRequest:
         return PlanRequest(

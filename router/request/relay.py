@@ -65,19 +65,21 @@ class StreamSink:
 
     async def flush(self) -> None:
         if self._held and (self._stream.num_events or self._has_output):
-            held, self._held = self._held, []
-            await self._stream.send(held)
+            await self._send_held()
 
     async def done(self) -> None:
         if self._held:
-            held, self._held = self._held, []
-            await self._stream.send(held)
+            await self._send_held()
         await self._stream.done()
 
     def restart(self) -> bool:
         self._held.clear()
         self._has_output = False
         return self._stream.num_events == 0
+
+    async def _send_held(self) -> None:
+        held, self._held = self._held, []
+        await self._stream.send(held)
 
 
 class FoldSink:
@@ -136,10 +138,10 @@ class Relay:
         parser = SseParser()
         async for data in upstream.chunks():
             try:
-                events = parser.feed(data)
+                is_done = await self._take(parser.feed(data))
             except WireError as error:
                 raise ReplicaFailure("lost", f"{self._replica}: {error}") from None
-            if await self._take(events):
+            if is_done:
                 await upstream.drain()
                 return
         raise ReplicaFailure("lost", f"{self._replica} ended its stream without [DONE]")
@@ -147,7 +149,8 @@ class Relay:
     async def _take(self, events: Sequence[SseEvent]) -> bool:
         """Handle what came in one read, passed on in one write; True at the end marker.
 
-        What came before something that is wrong has been taken, and is passed on.
+        What came before something that is wrong has been taken, and is passed on. WireError for
+        what the sink cannot read.
         """
         if not any(event.comment is None for event in events):
             return False
@@ -157,10 +160,7 @@ class Relay:
             await self._pass_on()
         if is_done:
             self._limit.reschedule(None)
-            try:
-                await self._sink.done()
-            except WireError as error:
-                raise ReplicaFailure("lost", f"{self._replica}: {error}") from None
+            await self._sink.done()
         return is_done
 
     async def _pass_on(self) -> None:
@@ -189,10 +189,7 @@ class Relay:
             if event.data == DONE_DATA:
                 return True
             chunk = self._read(event)
-            try:
-                self._sink.accept(event.data, chunk)
-            except WireError as error:
-                raise ReplicaFailure("lost", f"{self._replica}: {error}") from None
+            self._sink.accept(event.data, chunk)
             self._on_chunk(chunk)
         return False
 

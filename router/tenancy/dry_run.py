@@ -10,13 +10,12 @@ import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from kvindex.foundation.errors import PrefixFleetError
 from router.config import TenantConfig
-from router.tenancy.policies import PolicyChoice
+from router.tenancy.policies import PolicyChoice, policy_of
 
 TIMEOUT_S = 120.0
 MAX_ROWS = 20_000
@@ -113,43 +112,34 @@ class PolicyDryRun:
         fleet: SimulatedFleet,
     ) -> DryRun:
         """Replay a trace twice; raise DryRunFailedError when that cannot be, or takes too long."""
-        present = {one.name: one for one in tenants}
-        current = _choice_of(present[tenant], default)
-        others = [one for one in tenants if one.name != tenant]
+        current = {one.name: policy_of(one, default) for one in tenants}
+        wanted = {**current, tenant: choice}
         async with self._one_at_a_time:
-            reports = [
-                await self._replay(trace, [(tenant, own)], others, default=default, fleet=fleet)
-                for own in (current, choice)
-            ]
-        now, then = (
-            _outcome(report, tenant, own)
-            for report, own in zip(reports, (current, choice), strict=True)
-        )
+            now = await self._replay(trace, current, default=default, fleet=fleet)
+            then = await self._replay(trace, wanted, default=default, fleet=fleet)
         return DryRun(
             tenant=tenant,
-            requests=_of_tenant(reports[0], tenant).requests,
+            requests=_of_tenant(now, tenant).requests,
             recorded_rows=num_rows,
             fleet=fleet,
-            latency=reports[0].latency,
-            now=now,
-            then=then,
+            latency=now.latency,
+            now=_outcome(now, tenant, current[tenant]),
+            then=_outcome(then, tenant, choice),
         )
 
     async def _replay(
         self,
         trace: Path,
-        own: Sequence[tuple[str, PolicyChoice]],
-        others: Sequence[TenantConfig],
+        policies: Mapping[str, PolicyChoice],
         *,
         default: PolicyChoice,
         fleet: SimulatedFleet,
     ) -> _Report:
-        policies = [*own, *((one.name, _choice_of(one, default)) for one in others)]
         argv = [sys.executable, "-P", "-m", "router.cli", "replay", "run", str(trace), "--json"]
         argv += ["--mode", "open", "--no-bounds", "--guards", "gateway"]
         argv += ["--replicas", str(fleet.replicas), "--blocks", str(fleet.blocks)]
         argv += ["--policy", default[0], *_params(default[1])]
-        for name, (policy, params) in policies:
+        for name, (policy, params) in policies.items():
             settings = [f"policy={policy}", *(f"param.{k}={v!r}" for k, v in params.items())]
             argv += ["--tenant", f"{name}:{','.join(settings)}"]
         return await self._run(argv)
@@ -177,10 +167,6 @@ class PolicyDryRun:
         return msgspec.json.decode(output, type=_Report)
 
 
-def _choice_of(tenant: TenantConfig, default: PolicyChoice) -> PolicyChoice:
-    return default if tenant.policy is None else (tenant.policy, tenant.policy_params)
-
-
 def _params(params: Mapping[str, float]) -> list[str]:
     return [word for name, value in params.items() for word in ("--param", f"{name}={value!r}")]
 
@@ -196,9 +182,9 @@ def _outcome(report: _Report, tenant: str, choice: PolicyChoice) -> Outcome:
     of_tenant = _of_tenant(report, tenant)
     computed = [replica.uncached_tokens for replica in report.per_replica]
     ttft, of_all = of_tenant.ttft_s, report.ttft_s
-    settings: dict[str, Any] = {"policy": choice[0], "params": choice[1]}
     return Outcome(
-        **settings,
+        policy=choice[0],
+        params=choice[1],
         token_hit=of_tenant.token_hit,
         ttft_p50_s=ttft.p50 if ttft is not None else None,
         ttft_p99_s=ttft.p99 if ttft is not None else None,

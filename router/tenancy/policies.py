@@ -18,6 +18,11 @@ PolicyChoice = tuple[str, Mapping[str, float]]
 """A policy's name and its parameters."""
 
 
+def policy_of(tenant: TenantConfig, default: PolicyChoice) -> PolicyChoice:
+    """Return what a tenant asks for, else the default."""
+    return default if tenant.policy is None else (tenant.policy, tenant.policy_params)
+
+
 class TenantPolicies:
     """Binds tenants to policies in the planner; `default` is for those that name none."""
 
@@ -41,4 +46,4 @@ class TenantPolicies:
         self._bound |= {tenant.name: self._choice(tenant) for tenant in changed}
 
     def _choice(self, tenant: TenantConfig) -> PolicyChoice:
-        return self.default if tenant.policy is None else (tenant.policy, tenant.policy_params)
+        return policy_of(tenant, self.default)

@@ -93,7 +93,7 @@ function leave(message) {
   $("key").focus();
 }
 
-export function show(name) {
+function show(name) {
   location.hash = name;
   for (const tab of $("tabs").children) {
     tab.setAttribute("aria-selected", String(tab.dataset.view === name));

@@ -73,7 +73,7 @@ const CANDIDATE_COLUMNS = [
   {head: "score", cell: (c) => c.score === null || c.score === undefined ? "–" : c.score.toFixed(3), number: true},
 ];
 
-export function explanation(record) {
+function explanation(record) {
   const parts = record.attempts.map((attempt) => {
     const decision = attempt.decision;
     const won = decision.winner ? targetName(decision.winner.target) : null;

@@ -31,12 +31,18 @@ async def until(condition: Callable[[], bool], what: str, *, within_s: float = 4
         raise AssertionError(f"not within {within_s:g} s: {what}") from None
 
 
-@pytest.fixture
-def fleet(tmp_path: Path, private_redis: RedisServer) -> Iterator[FleetProcess]:
-    config: dict[str, Any] = scripted_config(tiny_folder(tmp_path / "model"), replicas=3)
+def fleet_config(folder: Path) -> dict[str, Any]:
+    """Return settings of three slow replicas that may die often."""
+    config = scripted_config(tiny_folder(folder / "model"), replicas=3)
     config["fleet"]["scripted"]["cost"] = {"base_s": 0.01}
     config["fleet"]["restart_budget"] = 100
     config["router"] |= {"lapse_grace_s": 1.0, "max_attempts": 4}
+    return config
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, private_redis: RedisServer) -> Iterator[FleetProcess]:
+    config = fleet_config(tmp_path)
     running = FleetProcess(tmp_path, config, "--redis", private_redis.url).start()
     yield running
     running.kill()

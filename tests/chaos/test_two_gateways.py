@@ -14,7 +14,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -29,6 +29,7 @@ from tests.chaos.test_fleet_under_load import (
     NUM_CLIENTS,
     all_exact,
     back,
+    fleet_config,
     flows,
     keys,
     nothing_runs,
@@ -37,7 +38,7 @@ from tests.chaos.test_fleet_under_load import (
     tree,
     until,
 )
-from tests.e2e.fleet_process import REPOSITORY, FleetProcess, http, scripted_config, tiny_folder
+from tests.e2e.fleet_process import REPOSITORY, FleetProcess, answers, http
 from tests.redis_server import RedisServer, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -65,10 +66,7 @@ def redis() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def fleet(tmp_path: Path, redis: RedisServer) -> Iterator[FleetProcess]:
-    config: dict[str, Any] = scripted_config(tiny_folder(tmp_path / "model"), replicas=3)
-    config["fleet"]["scripted"]["cost"] = {"base_s": 0.01}
-    config["fleet"]["restart_budget"] = 100
-    config["router"] |= {"lapse_grace_s": 1.0, "max_attempts": 4}
+    config = fleet_config(tmp_path)
     limits = {"requests_per_minute": PER_MINUTE}
     config["tenants"] += [
         {"name": "initech", "limits": limits},
@@ -104,20 +102,10 @@ def second(fleet: FleetProcess, tmp_path: Path) -> Iterator[Second]:
     process.wait()
 
 
-async def serves(second: Second) -> None:
-    def is_ready() -> bool:
-        try:
-            return http(f"{second.url}/ready").status == 200
-        except OSError:
-            return False
-
-    await until(is_ready, "the second gateway is ready")
-
-
 async def test_streams_and_limits_survive_everything_at_once(
     fleet: FleetProcess, second: Second, redis: RedisServer
 ) -> None:
-    await serves(second)
+    await until(lambda: answers(f"{second.url}/ready"), "the second gateway is ready")
     urls = [fleet.file.url, second.url]
     async with (
         steady_load(urls[0], keys(fleet), num_clients=NUM_CLIENTS, other_url=urls[1]) as load,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ DASHBOARD: dict[str, Any] = json.loads((DEPLOY / "grafana/prefixfleet.json").rea
 _METRIC = re.compile(r"\b(prefixfleet_\w+|vllm:\w+)")
 
 
+@cache
 def exported() -> set[str]:
     """Return the name of every series that a gateway or a replica may export."""
     front = FrontMetrics("model").render(

@@ -87,6 +87,14 @@ def _reply(status: int, headers: Message, data: bytes) -> Reply:
     return Reply(status, {name.lower(): value for name, value in headers.items()}, body)
 
 
+def answers(url: str) -> bool:
+    """Tell whether a URL answers a GET with 200, and somebody listens at all."""
+    try:
+        return http(url).status == 200
+    except OSError:
+        return False
+
+
 def until(condition: Callable[[], bool], what: str, *, within_s: float = 20.0) -> None:
     """Wait until a condition holds; fail, saying what did not come, when it does not."""
     deadline = time.monotonic() + within_s

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from router.launch.config import demo_config_file
-from tests.e2e.fleet_process import REPOSITORY, FleetProcess, http, until
+from tests.e2e.fleet_process import REPOSITORY, FleetProcess, answers, http, until
 
 pytestmark = [
     pytest.mark.slow,
@@ -130,14 +130,14 @@ def test_a_gateway_stands_in_front_of_engines_that_know_nothing_of_it(tmp_path: 
     """`prefixfleet gateway --replica` before a lone `prefixfleet engine`, in FALLBACK."""
     engine = _spawn(tmp_path, "engine", "demo", "--port", "18310", "--max-model-len", "1024")
     try:
-        until(lambda: _is_up("http://127.0.0.1:18310/health"), "the engine is up", within_s=90)
+        until(lambda: answers("http://127.0.0.1:18310/health"), "the engine is up", within_s=90)
         gateway = _spawn(
             tmp_path,
             *("gateway", "--replica", "http://127.0.0.1:18310", "--port", "18311"),
             *("--admin-port", "18312", "--run-dir", str(tmp_path / "run")),
         )
         try:
-            until(lambda: _is_up("http://127.0.0.1:18311/ready"), "the gateway is up")
+            until(lambda: answers("http://127.0.0.1:18311/ready"), "the gateway is up")
             body = chat("Hello", messages=[{"role": "user", "content": "Hello"}])
             reply = http("http://127.0.0.1:18311/v1/chat/completions", body=body)
             assert reply.status == 200, reply.body
@@ -156,10 +156,3 @@ def _spawn(folder: Path, *words: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-m", "router.cli", *words], cwd=REPOSITORY, stdout=log, stderr=log
         )
-
-
-def _is_up(url: str) -> bool:
-    try:
-        return http(url).status == 200
-    except OSError:
-        return False

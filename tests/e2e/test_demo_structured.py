@@ -9,9 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from router.launch.run_dir import RunDirectory
-from router.launch.secrets import load_secrets
 from tests.e2e.fleet_process import FleetProcess
+from tests.e2e.openai_clients import openai_clients
 from tests.e2e.test_demo import demo
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -46,16 +45,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
 
 @pytest.fixture(scope="module")
 def clients(fleet: FleetProcess) -> Iterator[list[openai.OpenAI]]:
-    """One of the gateway, one of the first replica."""
-    secrets = load_secrets(RunDirectory(fleet.run_dir))
-    doors = [
-        (fleet.file.url, fleet.key()),
-        (fleet.file.replicas[0].url, secrets.internal_token),
-    ]
-    made = [openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) for url, key in doors]
-    yield made
-    for client in made:
-        client.close()
+    with openai_clients(fleet) as both:
+        yield both
 
 
 def test_a_json_schema_is_kept_whole_and_streamed(clients: list[openai.OpenAI]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.fleet_process import FleetProcess, Reply, http, scripted_config, until
+from tests.e2e.fleet_process import FleetProcess, Reply, answers, http, scripted_config, until
 from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.slow
@@ -204,10 +204,3 @@ def test_the_gateway_comes_back_by_itself_and_knows_at_once_who_holds_what(
     again = fleet.post("/v1/completions", unique)
     assert (predicted(again), cached(again)) == (656, 656)
     assert replica_of(again) == replica_of(warm)
-
-
-def answers(url: str) -> bool:
-    try:
-        return http(url).status == 200
-    except OSError:
-        return False

@@ -18,7 +18,7 @@ import pytest
 from kvindex.foundation.errors import ConfigError
 from router.launch.ports import any_free_port
 from router.launch.secrets import VARIABLES, shared_secrets
-from tests.e2e.fleet_process import REPOSITORY, http, scripted_config, until
+from tests.e2e.fleet_process import REPOSITORY, answers, http, scripted_config, until
 from tests.redis_server import RedisServer
 
 SECRETS = {variable: f"{name}-of-this-test-fleet" for name, variable in VARIABLES.items()}
@@ -91,20 +91,13 @@ def test_engines_join_serve_and_leave(
         running(tmp_path, "a", *engine("a", ports[0])) as first,
         running(tmp_path, "b", *engine("b", ports[1])),
     ):
-        until(lambda: _answers(f"{url}/ready") and live() == {"a", "b"}, "both engines joined")
+        until(lambda: answers(f"{url}/ready") and live() == {"a", "b"}, "both engines joined")
         served, cached = ask()
         assert cached == 0
         assert ask() == (served, 48)
         first.send_signal(signal.SIGTERM)
         until(lambda: live() == {"b"}, "the gateway knows that one has left")
         assert ask()[0] == "b"
-
-
-def _answers(url: str) -> bool:
-    try:
-        return http(url).status == 200
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from router.launch.run_dir import RunDirectory
-from router.launch.secrets import load_secrets
 from tests.e2e.fleet_process import FleetProcess, scripted_config
+from tests.e2e.openai_clients import openai_clients
 from tests.engine.frontend.tiny_tokenizer import CHAT_TEMPLATE, VOCAB_SIZE, tiny_bundle
 from tests.worker.model_fixtures import write_tiny_model
 
@@ -48,12 +47,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
 
 
 @pytest.fixture(scope="module")
-def clients(fleet: FleetProcess) -> list[openai.OpenAI]:
-    token = load_secrets(RunDirectory(fleet.run_dir)).internal_token
-    return [
-        openai.OpenAI(base_url=f"{fleet.file.url}/v1", api_key=fleet.key(), max_retries=0),
-        openai.OpenAI(base_url=f"{fleet.file.replicas[0].url}/v1", api_key=token, max_retries=0),
-    ]
+def clients(fleet: FleetProcess) -> Iterator[list[openai.OpenAI]]:
+    with openai_clients(fleet) as both:
+        yield both
 
 
 def asked(what: str, **more: Any) -> dict[str, Any]:

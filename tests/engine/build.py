@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import msgspec
 
 from engine.config import EngineConfig
@@ -78,6 +80,23 @@ def make_request(
         tenant=tenant,
         weight=weight,
     )
+
+
+def pressing_requests(count: int, *, seed: int) -> list[EngineRequest]:
+    """Build requests of three prefixes, of any length, urgency and end; a small pool lacks room."""
+    rng = random.Random(seed)
+    return [
+        make_request(
+            f"r{i}",
+            [*((30 * (i % 3) + j) % 256 for j in range(rng.randrange(1, 14))), rng.randrange(256)],
+            max_tokens=rng.randrange(8, 24),
+            priority=rng.randrange(3),
+            temperature=rng.choice([0.0, 1.0]),
+            seed=i,
+            eos=(1, 2, 3),
+        )
+        for i in range(count)
+    ]
 
 
 class Run:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from engine.core import EngineCore
 from engine.executor import execute
-from engine.messages import EngineRequest
-from tests.engine.build import BLOCK_SIZE, Run, alone, make_core, make_request, run
+from tests.engine.build import (
+    BLOCK_SIZE,
+    Run,
+    alone,
+    make_core,
+    make_request,
+    pressing_requests,
+    run,
+)
 
 each_depth = pytest.mark.parametrize("depth", [1, 2])
 
@@ -106,7 +111,6 @@ def test_a_request_preempted_with_outputs_in_flight_keeps_each_of_them(
 def test_pressure_with_steps_ahead_gives_the_tokens_of_each_request_alone(
     depth: int, policy: str
 ) -> None:
-    rng = random.Random(5)
     core = make_core(
         num_blocks=20,
         budget=12,
@@ -115,20 +119,7 @@ def test_pressure_with_steps_ahead_gives_the_tokens_of_each_request_alone(
         policy=policy,
         max_preemptions=2,
     )
-    requests: list[EngineRequest] = []
-    for i in range(60):
-        prompt = [(30 * (i % 3) + j) % 256 for j in range(rng.randrange(1, 14))]
-        requests.append(
-            make_request(
-                f"r{i}",
-                [*prompt, rng.randrange(256)],
-                max_tokens=rng.randrange(8, 24),
-                priority=rng.randrange(3),
-                temperature=rng.choice([0.0, 1.0]),
-                seed=i,
-                eos=(1, 2, 3),
-            )
-        )
+    requests = pressing_requests(60, seed=5)
     result = run(core, *requests)
     assert core.counters.preemptions > 0
     assert result.tokens == {r.request_id: alone(r) for r in requests}

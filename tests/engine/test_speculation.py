@@ -7,7 +7,6 @@ it reads, those of accepted drafts included.
 from __future__ import annotations
 
 import io
-import random
 from collections.abc import Sequence
 
 import pytest
@@ -21,7 +20,15 @@ from engine.spec_decode.acceptance import Acceptance
 from engine.spec_decode.proposer import DraftContext
 from engine.step_log import RecordingExecutor, StepLog, replay
 from kvindex.foundation.clock import VirtualClock
-from tests.engine.build import BLOCK_SIZE, Run, alone, make_core, make_request, run
+from tests.engine.build import (
+    BLOCK_SIZE,
+    Run,
+    alone,
+    make_core,
+    make_request,
+    pressing_requests,
+    run,
+)
 from tests.engine.drafting import Guesses, Oracle
 from tests.engine.hybrid import GROUPS, alone_with, make_hybrid_core
 from tests.engine.lossy_executor import LossyExecutor
@@ -159,22 +166,6 @@ def test_an_engine_with_states_takes_no_guesses() -> None:
     assert check_drafts(steps) == 0
 
 
-def _pressed(seed: int) -> list[EngineRequest]:
-    rng = random.Random(seed)
-    return [
-        make_request(
-            f"r{i}",
-            [*((30 * (i % 3) + j) % 256 for j in range(rng.randrange(1, 14))), rng.randrange(256)],
-            max_tokens=rng.randrange(8, 24),
-            priority=rng.randrange(3),
-            temperature=rng.choice([0.0, 1.0]),
-            seed=i,
-            eos=(1, 2, 3),
-        )
-        for i in range(30)
-    ]
-
-
 @pytest.mark.fault("engine-22")
 @pytest.mark.fault("engine-26")
 @each_depth
@@ -183,7 +174,7 @@ def _pressed(seed: int) -> list[EngineRequest]:
 def test_a_preempted_request_leaves_no_guess_behind_and_keeps_its_tokens(
     guesses: Guesses, depth: int, policy: str
 ) -> None:
-    requests = _pressed(5)
+    requests = pressing_requests(30, seed=5)
     core = drafting_core(
         guesses,
         *requests,
@@ -257,7 +248,7 @@ def test_a_runner_that_lost_its_place_goes_on_without_the_guesses_in_flight(dept
 
 
 def test_a_recording_with_guesses_replays_on_a_runner_that_makes_none() -> None:
-    requests = _pressed(7)[:8]
+    requests = pressing_requests(8, seed=7)
     oracle = Oracle(alone, "partly")
     oracle.expect(*requests)
     stream = io.BytesIO()

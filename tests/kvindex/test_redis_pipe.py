@@ -16,7 +16,6 @@ from kvindex.redis_pipe import PipedRedis
 from tests.redis_server import RedisServer
 
 ECHO = "return {KEYS[1], ARGV[1]}"
-DIGEST = "0" * 40
 
 
 def piped(server: RedisServer, path: str = "", *, call_timeout_s: float = 5.0) -> PipedRedis:
@@ -28,8 +27,7 @@ def piped(server: RedisServer, path: str = "", *, call_timeout_s: float = 5.0) -
 
 
 async def echo(client: PipedRedis, word: str) -> list[bytes]:
-    """Run a script that the server has never heard of, or else by its digest."""
-    found: list[bytes] = await client.scripts.run(DIGEST, ECHO, "k", [word])
+    found: list[bytes] = await client.eval(ECHO, 1, "k", word)
     return found
 
 
@@ -55,7 +53,7 @@ async def test_a_cancelled_call_leaves_the_order_of_the_others(private_redis: Re
 
 async def test_an_error_of_a_script_is_its_callers_alone(private_redis: RedisServer) -> None:
     client = piped(private_redis)
-    failing = client.scripts.run("1" * 40, "return redis.call('NO')", "k", [])
+    failing = client.eval("return redis.call('NO')", 1, "k")
     answers = await asyncio.gather(failing, echo(client, "x"), return_exceptions=True)
     assert isinstance(answers[0], ResponseError)
     assert answers[1] == [b"k", b"x"]
@@ -93,7 +91,7 @@ async def test_a_database_and_a_password_are_respected(private_redis: RedisServe
     url = f"redis://:secret@127.0.0.1:{private_redis.port}/3"
     client = connect(url)
     assert isinstance(client, PipedRedis)
-    await client.scripts.run("2" * 40, "return redis.call('SET', KEYS[1], ARGV[1])", "k", ["v"])
+    await client.eval("return redis.call('SET', KEYS[1], ARGV[1])", 1, "k", "v")
     assert await client.get("k") == b"v"  # The pool is in database 3, as its URL says.
     await client.aclose()
     await plain.aclose()

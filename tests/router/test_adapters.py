@@ -7,7 +7,7 @@ from typing import Any
 from kvindex.registry import ReplicaRecord, ServedAdapter
 from router.fleet.adapters import pinned_adapters, served_names
 from tests.conditions import until
-from tests.router.fake_replica import FakeReplica
+from tests.router.fake_replica import IDENTITY, SCHEME, FakeReplica
 from tests.router.running_gateway import Running, chat, running_gateway
 
 SQL = ServedAdapter("sql", "/adapters/sql", "d1")
@@ -17,8 +17,6 @@ LONG = "the long story of a lonely lighthouse keeper " * 8
 
 def record(replica_id: str, epoch: int, *adapters: ServedAdapter, model: str = "tiny") -> Any:
     """Describe a replica by what matters here."""
-    from tests.router.fake_replica import IDENTITY, SCHEME
-
     return ReplicaRecord(
         id=replica_id,
         kind="prefixfleet",
@@ -34,9 +32,7 @@ def record(replica_id: str, epoch: int, *adapters: ServedAdapter, model: str = "
 
 async def ask(running: Running, model: str) -> tuple[str, int]:
     """Send one long chat: which replica answered, and how much of it was cached there."""
-    status, answer, headers = await running.post(
-        "/v1/chat/completions", {**chat(LONG), "model": model}
-    )
+    status, answer, headers = await running.post("/v1/chat/completions", chat(LONG, model=model))
     assert status == 200, answer
     cached: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
     return headers["x-prefixfleet-replica"], cached
@@ -68,9 +64,7 @@ async def test_the_predicted_hit_of_an_adapter_is_the_one_that_happens() -> None
         await running.add(FakeReplica("r0"), adapters=(SQL,))
         await ask(running, "sql")
         await running.nothing_runs()
-        _, answer, headers = await running.post(
-            "/v1/chat/completions", {**chat(LONG), "model": "sql"}
-        )
+        _, answer, headers = await running.post("/v1/chat/completions", chat(LONG, model="sql"))
         realised = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
         assert realised > 0
         assert headers["x-prefixfleet-cached-tokens-predicted"] == str(realised)
@@ -91,9 +85,7 @@ async def test_an_adapter_loaded_later_is_served_and_an_unloaded_one_is_gone() -
         assert (await ask(running, "sql"))[0] == "r0"
         await running.register(replica)
         await until(lambda: "sql" not in running.gateway.view.models())
-        status, answer, _ = await running.post(
-            "/v1/chat/completions", {**chat("hi"), "model": "sql"}
-        )
+        status, answer, _ = await running.post("/v1/chat/completions", chat("hi", model="sql"))
         assert (status, answer["error"]["code"]) == (404, "model_not_found")
 
 

@@ -11,7 +11,8 @@ import torch
 from tests.worker.model_fixtures import VOCAB_SIZE, load_reference, random_prompts, write_tiny_model
 from worker.cpu.attention import AttentionPlan
 from worker.model.config import read_model_config
-from worker.model.llama import KVCache, load_llama
+from worker.model.llama import KVCache
+from worker.model.load_llama import load_llama
 from worker.model.lora import NO_ADAPTERS, BatchAdapters
 
 BLOCK_SIZE = 16

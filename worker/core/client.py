@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
+from engine.frontend.errors import RequestError
+from engine.frontend.output_fold import FoldFinishReason
 from engine.messages import (
     EngineInfo,
     EngineOutput,
@@ -124,3 +126,13 @@ class EngineClient(Protocol):
     async def close(self) -> None:
         """End the cores: nothing of them is left when this returns. Idempotent."""
         ...
+
+
+def finish_reason_of(output: EngineOutput) -> FoldFinishReason | None:
+    """Return why a choice ends with this output; RequestError if the engine gave up on it."""
+    reason = output.finish_reason
+    if reason == "error" or reason == "abort":
+        raise RequestError(
+            output.error_kind or "internal", output.error or "the engine ended the request"
+        )
+    return reason

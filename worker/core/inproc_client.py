@@ -132,8 +132,10 @@ class AsyncInprocClient:
 
     async def update_weights(self, model_folder: str) -> None:
         """Go on with other weights; see EngineClient."""
-        await self.sleep(2)
-        outputs, problem = self.core.update_weights(model_folder)
+        try:
+            outputs, problem = self.core.update_weights(model_folder)
+        except ConfigError as error:
+            raise RequestError("conflict", str(error)) from None
         self._router.deliver(outputs)
         self.info = self.core.info(boot_ns=self.info.boot_ns)
         self._work.set()

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 from engine.config import EngineConfig
 from engine.scripted_executor import StepCost
+from worker.config import DistributedBackend
 from worker.gpu.config import GpuConfig
-
-DistributedBackend = Literal["mp", "ray"]
 
 
 class ScriptedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,6 +18,13 @@ class ScriptedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     first_token: int = 0
     max_model_len: int = 8192
     cost: StepCost = StepCost()
+
+    @staticmethod
+    def sized(*, vocab_size: int, max_model_len: int | None) -> ScriptedModel:
+        """Return one as large as a real model; None is for a length that its files do not say."""
+        if max_model_len is None:
+            return ScriptedModel(vocab_size=vocab_size)
+        return ScriptedModel(vocab_size=vocab_size, max_model_len=max_model_len)
 
 
 class TensorParallelRank(msgspec.Struct, frozen=True):

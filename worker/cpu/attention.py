@@ -61,13 +61,19 @@ class AttentionPlan:
         """Return the block tables of one cache group."""
         return self.more_tables[group - 1] if group else self.block_tables
 
+    def slots(self, positions: Int64Array, *, group: int = 0) -> Int64Array:
+        """Return where the tokens of the batch, at `positions` [tokens], are written.
+
+        A slot is `block_id * block_size + offset`.
+        """
+        request = np.repeat(np.arange(len(self.num_queries)), self.num_queries)
+        blocks = self.tables(group)[request, positions // self.block_size].astype(np.int64)
+        return blocks * self.block_size + positions % self.block_size
+
 
 @dataclass(slots=True, frozen=True)
 class PlainPlan:
-    """The same for plain torch operations: where tokens write, and what queries gather.
-
-    A slot is `block_id * block_size + offset`.
-    """
+    """The same for plain torch operations: where tokens write, and what queries gather."""
 
     slots: torch.Tensor  # [tokens] int64
     chunks: Sequence[Chunk]
@@ -83,15 +89,9 @@ def plain_plan(plan: AttentionPlan, *, group: int = 0, window: int | None = None
     ends = np.cumsum(plan.num_queries)
     starts = ends - plan.num_queries
     single = np.flatnonzero(plan.num_queries == 1)
-    spans = [
-        np.arange(computed, computed + count)
-        for computed, count in zip(plan.num_computed, plan.num_queries, strict=True)
-    ]
-    slots = [
-        slots_of(table, span, plan.block_size) for table, span in zip(tables, spans, strict=True)
-    ]
+    positions = np.arange(ends[-1]) + np.repeat(plan.num_computed - starts, plan.num_queries)
     return PlainPlan(
-        slots=torch.from_numpy(np.concatenate(slots)),
+        slots=torch.from_numpy(plan.slots(positions, group=group)),
         chunks=[
             chunk_of(
                 start=int(starts[i]),
@@ -111,6 +111,11 @@ def plain_plan(plan: AttentionPlan, *, group: int = 0, window: int | None = None
             window=window,
         ),
     )
+
+
+def plain_plans(plan: AttentionPlan, windows: Sequence[int | None]) -> list[PlainPlan]:
+    """Lay out the gathers of every cache group, given the window of each."""
+    return [plain_plan(plan, group=i, window=window) for i, window in enumerate(windows)]
 
 
 def chunk_of(

@@ -59,12 +59,13 @@ def build_local_executor(spec: CoreSpec) -> Executor:
             sleep=time.sleep,
             grammars=_grammars(spec, scripted.vocab_size),
         )
+    # Read when torch is loaded, so it comes before whatever leads to torch. Threads that wait for
+    # each other spin for a moment, then sleep: spinning for long starves a shared machine, never
+    # spinning halves the speed of a decode step.
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     executor = _gpu_executor(spec)
     if executor is not None:
         return executor
-    # Read when torch is loaded. Threads that wait for each other spin for a moment, then sleep:
-    # spinning for long starves a shared machine, never spinning halves the speed of a decode step.
-    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     from worker.executors.uniproc import UniprocExecutor
 
     assert spec.model_folder is not None, "neither a model folder nor a scripted model"

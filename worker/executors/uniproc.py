@@ -110,7 +110,9 @@ class UniprocExecutor:
             num_blocks=plan.num_blocks,
             max_model_len=plan.max_model_len,
             vocab_size=config.vocab_size,
-            execution_digest=execution_digest(folder, precision, num_ranks=ranks.size),
+            execution_digest=execution_digest(
+                folder, precision, weights=weights_digest(folder), num_ranks=ranks.size
+            ),
             kv_groups=layout.groups,
         )
         self._submitted: deque[Callable[[], ModelRunnerOutput]] = deque()
@@ -154,14 +156,20 @@ class UniprocExecutor:
 
 
 def execution_digest(
-    folder: Path, dtype: torch.dtype, *, num_ranks: int = 1, device: str | None = None
+    folder: Path,
+    dtype: torch.dtype,
+    *,
+    weights: str,
+    num_ranks: int = 1,
+    device: str | None = None,
 ) -> str:
     """Return the sha256 (hex) of what decides the tokens: weights, config, dtype, KV dtype, ranks.
 
-    Several ranks add up in another order than one does, and so does each kind of `device`.
+    `weights` is the folder's `weights_digest`. Several ranks add up in another order than one
+    does, and so does each kind of `device`.
     """
     digest = hashlib.sha256()
-    digest.update(weights_digest(folder).encode())
+    digest.update(weights.encode())
     digest.update((folder / "config.json").read_bytes())
     digest.update(f"\0dtype={dtype_name(dtype)} kv={dtype_name(dtype)}".encode())
     if num_ranks > 1:

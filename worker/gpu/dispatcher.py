@@ -101,6 +101,7 @@ class GraphDispatcher:
                 if size % tokens_per_decode == 0 and size // tokens_per_decode <= max_num_seqs
             ]
         )
+        self._keys = self._wanted_keys()
         self._captured: set[GraphKey] = set()
         self._missed: dict[GraphKey, int] = {}
         self.num_padding_tokens = 0
@@ -115,15 +116,7 @@ class GraphDispatcher:
 
         Piecewise before full and, so that smaller ones reuse its memory, the largest first.
         """
-        sizes = sorted(set(self._padded), reverse=True)
-        uniform = sorted(set(self._padded_uniform), reverse=True)
-        wanted = [key for size in sizes if (key := self._mixed_key(size)) is not None]
-        wanted += [
-            key
-            for size in uniform
-            if (key := self._uniform_key(size)) is not None and key not in wanted
-        ]
-        return sorted(wanted, key=lambda key: key.mode is GraphMode.FULL)
+        return list(self._keys)
 
     def dispatch(self, *, num_tokens: int, num_requests: int, is_uniform: bool) -> Dispatch:
         """Choose for one step: the full graph of exactly its kind, else piecewise, else none."""
@@ -145,11 +138,17 @@ class GraphDispatcher:
 
     def next_to_capture(self, *, min_misses: int = 1) -> GraphKey | None:
         """Return the graph that was missed most, at least `min_misses` times; 0 means any."""
-        open_keys = [key for key in self.all_keys() if key not in self._captured]
+        open_keys = [key for key in self._keys if key not in self._captured]
         best = max(open_keys, key=lambda key: self._missed.get(key, 0), default=None)
         if best is None or self._missed.get(best, 0) < min_misses:
             return None
         return best
+
+    def _wanted_keys(self) -> list[GraphKey]:
+        mixed = map(self._mixed_key, sorted(set(self._padded), reverse=True))
+        uniform = map(self._uniform_key, sorted(set(self._padded_uniform), reverse=True))
+        wanted = [key for key in dict.fromkeys((*mixed, *uniform)) if key is not None]
+        return sorted(wanted, key=lambda key: key.mode is GraphMode.FULL)
 
     def _candidates(self, num_tokens: int, is_uniform: bool) -> list[GraphKey]:
         """List the graphs that could run a step, the best first."""

@@ -76,7 +76,9 @@ class GpuExecutor:
             num_blocks=loaded.plan.num_blocks,
             max_model_len=loaded.plan.max_model_len,
             vocab_size=config.vocab_size,
-            execution_digest=execution_digest(folder, precision, device=device.name),
+            execution_digest=execution_digest(
+                folder, precision, weights=loaded.weights_digest, device=device.name
+            ),
         )
         self._submitted: deque[Future[ModelRunnerOutput]] = deque()
         self._thread.set_background(loaded.background)

@@ -37,12 +37,16 @@ _log = logging.getLogger("prefixfleet.worker.gpu")
 
 @dataclass(slots=True, frozen=True)
 class LoadedGpuModel:
-    """A model on the device with its cache, and what is to be done beside serving."""
+    """A model on the device with its cache, and what is to be done beside serving.
+
+    `weights_digest` is that of worker.model.weights; reading it takes as long as loading does.
+    """
 
     model: GpuModel
     memory: GpuBlockMemory
     plan: KVCachePlan
     background: BackgroundWork
+    weights_digest: str
 
 
 @dataclass(slots=True, frozen=True)
@@ -73,7 +77,8 @@ class GpuLoader:
             check_free(total=total, free=before.free, utilization=share)
         decoder, buffers, dispatcher = self._decoder(), self._buffers(), self._dispatcher()
         profiler = self._profiler(decoder, buffers, before)
-        sizing = _Sizing(self, profiler)
+        digest = weights_digest(self.folder)
+        sizing = _Sizing(self, profiler, digest)
         if is_measured:
             kv_bytes = sizing.kv_bytes(self._dispatcher)
         plan = self._plan(kv_bytes, num_blocks)
@@ -85,7 +90,7 @@ class GpuLoader:
             lambda key: model.capture(key, memory.cache),
             [lambda: sizing.check(memory)] if sizing.was_kept else [],
         )
-        return LoadedGpuModel(model, memory, plan, background)
+        return LoadedGpuModel(model, memory, plan, background, digest)
 
     @property
     def max_positions(self) -> int:
@@ -93,10 +98,10 @@ class GpuLoader:
         limit = self.engine.max_model_len or self.config.max_position
         return min(self.config.max_position, limit)
 
-    def profile_key(self) -> ProfileKey:
+    def profile_key(self, model_digest: str) -> ProfileKey:
         """Return what the memory profile depends on."""
         return ProfileKey(
-            model_digest=weights_digest(self.folder),
+            model_digest=model_digest,
             device_name=self.device.name,
             total_bytes=self.device.total_bytes,
             dtype=dtype_name(self.dtype),
@@ -182,12 +187,12 @@ class GpuLoader:
 class _Sizing:
     """What is left for the KV cache, by a kept profile or a new one."""
 
-    def __init__(self, loader: GpuLoader, profiler: Profiler) -> None:
+    def __init__(self, loader: GpuLoader, profiler: Profiler, model_digest: str) -> None:
         folder = loader.gpu.profile_dir
         self._loader = loader
         self._profiler = profiler
         self._store = ProfileStore(None if folder is None else Path(folder))
-        self._key = loader.profile_key()
+        self._key = loader.profile_key(model_digest)
         self._kept: MemoryProfile | None = None
 
     @property

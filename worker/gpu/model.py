@@ -53,11 +53,6 @@ class GpuModel:
         return self._decoder.dtype
 
     @property
-    def device(self) -> torch.device:
-        """Where weights, cache and logits lie."""
-        return self._decoder.device
-
-    @property
     def weight_bytes(self) -> int:
         """Bytes of weights that every pass reads."""
         return self._decoder.weight_bytes

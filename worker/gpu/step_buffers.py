@@ -75,11 +75,9 @@ class StepBuffers:
         wanted[: len(rows)] = rows.numpy()
         num_tokens, num_requests = len(token_ids), len(plan.num_queries)
         position = positions.numpy()
-        request = np.repeat(np.arange(num_requests), plan.num_queries)
-        block = plan.block_tables[request, position // plan.block_size].astype(np.int64)
         ids[:num_tokens] = token_ids.numpy()
         places[:num_tokens] = position
-        slots[:num_tokens] = block * plan.block_size + position % plan.block_size
+        slots[:num_tokens] = plan.slots(position)
         for buffer in (ids, places, slots):
             buffer[num_tokens : dispatch.num_tokens] = 0
         starts[0] = 0

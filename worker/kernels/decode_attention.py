@@ -12,11 +12,10 @@ import math
 import torch
 import triton.language as tl
 
-from worker.kernels.jit import ceil_div, check_contiguous, check_launchable, kernel, next_power_of_2
-from worker.kernels.softmax import attend
+from worker.kernels.jit import ceil_div, kernel, next_power_of_2
+from worker.kernels.softmax import attend, check_paged, tile_shape
 
 MAX_SPLITS = 32
-_TILE_BYTES = 16_384
 _SPLIT_TOKENS = 256
 """A part shorter than this costs more to merge than it saves."""
 
@@ -53,14 +52,10 @@ def decode_attention(
     num_rows, num_heads, head_dim = query.shape
     _, block_size, num_kv_heads, _ = key_cache.shape
     num_requests = len(context_lens)
-    assert query.stride()[1:] == (head_dim, 1), "a row is not contiguous"
-    assert block_tables.stride(1) == 1
+    check_paged(query, key_cache, value_cache, block_tables=block_tables, out=out)
     assert num_rows % num_requests == 0
-    check_contiguous(key_cache, value_cache, out)
-    check_launchable(query, key_cache, block_tables)
     group, num_queries = num_heads // num_kv_heads, num_rows // num_requests
-    padded_dim = max(16, next_power_of_2(head_dim))
-    tile = max(16, min(64, _TILE_BYTES // (padded_dim * key_cache.itemsize)))
+    tile, padded_dim = tile_shape(key_cache)
     sums, scores = out, out
     if num_splits > 1:
         sums = out.new_empty(num_rows, num_heads, num_splits, head_dim, dtype=torch.float32)

@@ -12,16 +12,13 @@ import math
 import torch
 import triton.language as tl
 
-from worker.kernels.jit import check_contiguous, check_launchable, kernel, next_power_of_2
-from worker.kernels.softmax import attend
+from worker.kernels.jit import kernel, next_power_of_2
+from worker.kernels.softmax import attend, check_paged, tile_shape
 
 _ROWS = 64
 _ROWS_FLOAT32 = 16
 """Query rows of a program: tokens times the query heads that share a KV head. Products in float32
 have no matrix instructions, and more rows than these do not fit the registers."""
-
-_TILE_BYTES = 16_384
-"""Bytes of keys in a tile: two stages of keys and values fit 99 KiB of shared memory."""
 
 
 def prefill_attention(
@@ -44,15 +41,11 @@ def prefill_attention(
     num_tokens, num_heads, head_dim = query.shape
     _, block_size, num_kv_heads, _ = key_cache.shape
     num_requests = len(context_lens)
-    assert query.stride()[1:] == (head_dim, 1), "a row is not contiguous"
-    assert block_tables.stride(1) == 1
-    check_contiguous(key_cache, value_cache, out)
-    check_launchable(query, key_cache, block_tables)
+    check_paged(query, key_cache, value_cache, block_tables=block_tables, out=out)
     group = num_heads // num_kv_heads
     least = _ROWS_FLOAT32 if query.dtype == torch.float32 else _ROWS
     rows = max(least, next_power_of_2(group))
-    padded_dim = max(16, next_power_of_2(head_dim))
-    tile = max(16, min(64, _TILE_BYTES // (padded_dim * key_cache.itemsize)))
+    tile, padded_dim = tile_shape(key_cache)
     _prefill[(num_tokens // (rows // group) + num_requests, num_kv_heads)](
         query,
         key_cache,

@@ -6,9 +6,34 @@ kernels of prefill and decode, which decide what the tile is and what becomes of
 
 from __future__ import annotations
 
+import torch
 import triton.language as tl
 
-from worker.kernels.jit import kernel
+from worker.kernels.jit import check_contiguous, check_launchable, kernel, next_power_of_2
+
+_TILE_BYTES = 16_384
+"""Bytes of keys in a tile: two stages of keys and values fit 99 KiB of shared memory."""
+
+
+def check_paged(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    *,
+    block_tables: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Assert the layouts that both kernels take; ValueError as check_launchable raises it."""
+    assert query.stride()[1:] == (query.shape[-1], 1), "a row is not contiguous"
+    assert block_tables.stride(1) == 1
+    check_contiguous(key_cache, value_cache, out)
+    check_launchable(query, key_cache, block_tables)
+
+
+def tile_shape(key_cache: torch.Tensor) -> tuple[int, int]:
+    """Return how many keys a tile holds and how wide a head is in it: N and D of `attend`."""
+    padded_dim = max(16, next_power_of_2(key_cache.shape[-1]))
+    return max(16, min(64, _TILE_BYTES // (padded_dim * key_cache.itemsize))), padded_dim
 
 
 @kernel()

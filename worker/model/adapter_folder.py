@@ -10,12 +10,12 @@ import hashlib
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from kvindex.foundation.errors import ConfigError, DependencyError
 from worker.model.config import ModelConfig, read_json
+from worker.model.config_fields import ConfigFields
 from worker.model.weights import tensor_shapes
 
 CONFIG_FILE = "adapter_config.json"
@@ -71,9 +71,9 @@ def check_adapter_folder(folder: Path, model: ModelConfig | None) -> AdapterFold
         if not (folder / name).is_file():
             raise DependencyError(f"{folder} is not an adapter folder: {name} is missing")
     path = folder / CONFIG_FILE
-    fields = read_json(path)
-    rank, scale = _rank_and_scale(path, fields)
-    _refuse_unsupported(path, fields)
+    fields = ConfigFields(path, read_json(path))
+    rank, scale = _rank_and_scale(fields)
+    _refuse_unsupported(fields)
     shapes = tensor_shapes(folder / WEIGHTS_FILE)
     tensors = _tensors(folder, shapes)
     if model is not None:
@@ -96,25 +96,20 @@ def adapter_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _rank_and_scale(path: Path, fields: dict[str, Any]) -> tuple[int, float]:
+def _rank_and_scale(fields: ConfigFields) -> tuple[int, float]:
     """Return r, and alpha / r or (rank-stabilised, Kalajdzievski 2023) alpha / sqrt(r)."""
-    rank, alpha = fields.get("r"), fields.get("lora_alpha")
-    if not isinstance(rank, int) or isinstance(rank, bool) or rank <= 0:
-        raise ConfigError(f"{path}: r is {rank!r}, expected a positive integer")
+    rank, alpha = fields.integer("r"), fields.raw.get("lora_alpha")
     if not isinstance(alpha, int | float) or isinstance(alpha, bool):
-        raise ConfigError(f"{path}: lora_alpha is {alpha!r}, expected a number")
-    return rank, alpha / (math.sqrt(rank) if fields.get("use_rslora") else rank)
+        raise ConfigError(f"{fields.path}: lora_alpha is {alpha!r}, expected a number")
+    return rank, alpha / (math.sqrt(rank) if fields.flag("use_rslora", default=False) else rank)
 
 
-def _refuse_unsupported(path: Path, fields: dict[str, Any]) -> None:
-    if fields.get("peft_type") != "LORA":
-        raise ConfigError(
-            f"{path}: peft_type is {fields.get('peft_type')!r}, only 'LORA' is served"
-        )
+def _refuse_unsupported(fields: ConfigFields) -> None:
+    kind = fields.raw.get("peft_type")
+    if kind != "LORA":
+        raise ConfigError(f"{fields.path}: peft_type is {kind!r}, only 'LORA' is served")
     for name, allowed in _UNSUPPORTED.items():
-        value = fields.get(name)
-        if value is not None and value not in allowed:
-            raise ConfigError(f"{path}: {name}={value!r} is not supported")
+        fields.refuse_unless(name, *allowed)
 
 
 def _tensors(folder: Path, shapes: dict[str, tuple[int, ...]]) -> dict[TensorKey, str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from worker.cpu.attention import AttentionPlan, PlainPlan, paged_attention, plain_plan
+from worker.cpu.attention import AttentionPlan, PlainPlan, paged_attention, plain_plans
 from worker.cpu.linear import linear
 from worker.model.config import ModelConfig
 from worker.model.kv_layout import KVLayout
@@ -124,10 +124,7 @@ class Decoder:
         """
         hidden = F.embedding(token_ids, self._embedding) * self._embedding_scale
         rotations = [table[:, positions, None, :] for table in (self._rotary, self._local_rotary)]
-        plans = [
-            plain_plan(plan, group=group, window=window)
-            for group, window in enumerate(self._layout.windows)
-        ]
+        plans = plain_plans(plan, self._layout.windows)
         for index, layer in enumerate(self._layers):
             place = self._layout.places[index]
             attended = self._attention(

@@ -8,27 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional as F
 
-from kvindex.foundation.errors import DependencyError
 from worker.cpu.attention import AttentionPlan, PlainPlan, paged_attention, plain_plan
-from worker.cpu.compiled.choose import runs_compiled
 from worker.cpu.linear import linear
-from worker.cpu.machine import has_native_bfloat16
 from worker.model.config import ModelConfig
 from worker.model.lora import NO_ADAPTERS, BatchAdapters
 from worker.model.rotary import apply_rotary, rotary_table
-from worker.model.weights import WeightSource
 
 if TYPE_CHECKING:
     from worker.cpu.compiled.forward import CompiledForward
-
-_FEW_ROWS = 32
-"""Up to this many rows reading the weights takes longer than the arithmetic."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -173,87 +165,3 @@ class LlamaModel:
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, weight.shape, weight.to(x.dtype), self.config.rms_norm_eps)
-
-
-def load_llama(
-    folder: Path,
-    config: ModelConfig,
-    *,
-    dtype: torch.dtype,
-    num_positions: int,
-    compiled: bool | None = None,
-    deterministic: bool = False,
-) -> LlamaModel:
-    """Load a folder's weights to compute in `dtype`; DependencyError names a tensor at fault.
-
-    `compiled` None runs compiled where that is possible. Then weights stay in bfloat16 if that is
-    what the folder holds: the arithmetic is float32 in any case, and reads half as much.
-    """
-    if compiled is None:
-        compiled = runs_compiled(config)
-    source = WeightSource(folder)
-    embedding_shape = (config.vocab_size, config.hidden_size)
-    stored = torch.bfloat16 if compiled and source.dtypes() == {"BF16"} else dtype
-    embedding = source.take("model.embed_tokens.weight", embedding_shape).to(stored)
-    layers = [_load_layer(source, config, index, stored) for index in range(config.num_layers)]
-    final_norm = source.take("model.norm.weight", (config.hidden_size,)).to(stored)
-    head = embedding
-    if not config.tie_word_embeddings:
-        head = source.take("lm_head.weight", embedding_shape).to(stored)
-    refuse_untaken(folder, source, config)
-    return LlamaModel(
-        config,
-        embedding=embedding,
-        layers=layers,
-        final_norm=final_norm,
-        head=head,
-        num_positions=num_positions,
-        dtype=dtype,
-        compiled_rows=_compiled_rows(dtype, deterministic) if compiled else 0,
-    )
-
-
-def _compiled_rows(dtype: torch.dtype, deterministic: bool) -> int | None:
-    """Return up to how many tokens a step runs compiled; None is any number.
-
-    Many rows in bfloat16 belong to a CPU's matrix instructions, where it has them.
-    """
-    has_better = dtype == torch.bfloat16 and has_native_bfloat16()
-    return _FEW_ROWS if has_better and not deterministic else None
-
-
-def _load_layer(source: WeightSource, config: ModelConfig, index: int, dtype: torch.dtype) -> Layer:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    projections = (("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size))
-
-    def take(name: str, *shape: int) -> torch.Tensor:
-        return source.take(f"model.layers.{index}.{name}", shape).to(dtype)
-
-    qkv = torch.cat([take(f"self_attn.{name}.weight", size, hidden) for name, size in projections])
-    qkv_bias = None
-    if config.qkv_bias:
-        qkv_bias = torch.cat([take(f"self_attn.{name}.bias", size) for name, size in projections])
-    gate_up = [take(f"mlp.{name}.weight", inner, hidden) for name in ("gate_proj", "up_proj")]
-    return Layer(
-        input_norm=take("input_layernorm.weight", hidden),
-        qkv=qkv,
-        qkv_bias=qkv_bias,
-        out=take("self_attn.o_proj.weight", hidden, q_size),
-        post_norm=take("post_attention_layernorm.weight", hidden),
-        gate_up=torch.cat(gate_up),
-        down=take("mlp.down_proj.weight", hidden, inner),
-    )
-
-
-def refuse_untaken(folder: Path, source: WeightSource, config: ModelConfig) -> None:
-    """Refuse weights that the computation would ignore: the answers would be quietly wrong."""
-    for name in source.untaken():
-        harmless = name.endswith("rotary_emb.inv_freq") or (
-            name == "lm_head.weight" and config.tie_word_embeddings
-        )
-        if not harmless:
-            raise DependencyError(
-                f"{folder}: tensor {name} has no place in {config.architecture}; "
-                "the folder holds another model than its config.json says"
-            )

@@ -10,8 +10,8 @@ from kvindex.foundation.errors import ConfigError
 from worker.cpu.compiled.choose import runs_compiled
 from worker.model.causal_lm import CausalLM
 from worker.model.config import ModelConfig
-from worker.model.llama import load_llama
 from worker.model.load_decoder import load_decoder
+from worker.model.load_llama import load_llama
 from worker.model.parallel import ALONE, RankGroup
 from worker.model.transformers_model import load_transformers_model
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
+from kvindex.foundation.errors import DependencyError
 from worker.model.config import ModelConfig
 from worker.model.decoder import Decoder, DecoderLayer, DecoderWeights, Experts, FeedForward
 from worker.model.kv_layout import kv_layout
-from worker.model.llama import refuse_untaken
 from worker.model.parallel import ALONE, RankGroup
 from worker.model.shard import Shard, local_config, shard_of
 from worker.model.weights import WeightSource
@@ -55,10 +55,23 @@ def load_weights(
     head = embedding
     if not config.tie_word_embeddings:
         head = source.take("lm_head.weight", embedding_shape)
-    refuse_untaken(folder, source, config)
+    _refuse_untaken(folder, source, config)
     if head is not embedding or shard.vocab != range(config.vocab_size):
         head = _padded(_rows(head, shard.vocab).to(dtype), shard.vocab_rows)
     return DecoderWeights(embedding, layers, final_norm, head)
+
+
+def _refuse_untaken(folder: Path, source: WeightSource, config: ModelConfig) -> None:
+    """Refuse weights that the computation would ignore: the answers would be quietly wrong."""
+    for name in source.untaken():
+        harmless = name.endswith("rotary_emb.inv_freq") or (
+            name == "lm_head.weight" and config.tie_word_embeddings
+        )
+        if not harmless:
+            raise DependencyError(
+                f"{folder}: tensor {name} has no place in {config.architecture}; "
+                "the folder holds another model than its config.json says"
+            )
 
 
 class _LayerSource:

@@ -80,9 +80,6 @@ class SharedMemoryRanks(RankGroup):
         exact = torch.tensor([number], dtype=torch.float64).view(torch.float32)
         return int(self._exchange(exact).clone().view(torch.float64).min())
 
-    def leave(self) -> None:
-        """Nobody is waited for."""
-
     def _exchange(self, part: torch.Tensor) -> torch.Tensor:
         """Return every rank's part, [ranks, floats]; it holds until the exchange after next.
 

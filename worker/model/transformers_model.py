@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from kvindex.foundation.errors import ConfigError
-from worker.cpu.attention import AttentionPlan, PlainPlan, paged_attention, plain_plan
+from worker.cpu.attention import AttentionPlan, PlainPlan, paged_attention, plain_plans
 from worker.model.config import ModelConfig
 from worker.model.kv_layout import KVLayout, kv_layout
 from worker.model.llama import KVCache
@@ -80,10 +80,7 @@ class TransformersModel:
         Adapters have no place in foreign modules, so none may be given.
         """
         assert not adapters.groups, "adapters on a model that transformers computes"
-        plans = [
-            plain_plan(plan, group=group, window=window)
-            for group, window in enumerate(self._layout.windows)
-        ]
+        plans = plain_plans(plan, self._layout.windows)
         step = _Step(cache, self._layout, plans, set())
         token = _running.set(step)
         picks = {"logits_to_keep": rows} if self._picks_rows else {}

@@ -39,9 +39,8 @@ def sample(logits: torch.Tensor, rows: SamplingRows) -> Int64Array:
     if len(drawn):
         index = torch.from_numpy(drawn).to(logits.device)
         numbers = uniform(rows.seed[drawn], rows.choice[drawn], rows.position[drawn])
-        tokens[index] = _draw(
-            tempered(logits[index], rows, drawn), torch.from_numpy(numbers).to(logits.device)
-        )
+        weights = tempered(logits[index], rows, drawn).softmax(dim=-1)
+        tokens[index] = draw(weights.double(), torch.from_numpy(numbers).to(logits.device))
     result: Int64Array = tokens.cpu().numpy()
     return result
 
@@ -149,13 +148,14 @@ def _kept_of_all(logits: torch.Tensor, limits: torch.Tensor, shares: torch.Tenso
     return torch.empty_like(kept).scatter_(-1, order, kept)
 
 
-def _draw(logits: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Invert the distribution at `numbers`, in vocabulary order.
+def draw(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """Invert each row's distribution at `numbers` [rows] in [0, 1), in vocabulary order.
 
     That order does not change when rounding swaps two near-equal probabilities, as it may between
-    batch sizes; sums are float64, so a long vocabulary costs no probability mass.
+    batch sizes. weights [rows, vocab_size] need not add up to 1; they and `numbers` are float64,
+    so a long vocabulary costs no probability mass.
     """
-    cumulated = logits.softmax(dim=-1).double().cumsum(dim=-1)
+    cumulated = weights.cumsum(dim=-1)
     total = cumulated[:, -1:]
     # Strictly below the total: the token found always has a probability above zero.
     target = torch.minimum(numbers[:, None] * total, torch.nextafter(total, total.new_zeros(())))

@@ -6,19 +6,17 @@ An adapter is served as soon as its load is answered, under its own model name.
 from __future__ import annotations
 
 import logging
-from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
 
-from engine.frontend.errors import RequestError
-from engine.frontend.parse import invalid_field, parse_object
+from engine.frontend.errors import RequestError, invalid_value
+from engine.frontend.parse import parse_as
 from kvindex.foundation.errors import ConfigError, DependencyError
 from worker.server.generate_api import FRONT
 from worker.server.http import read_json_body
 
 _log = logging.getLogger("prefixfleet.replica.adapters")
-_BodyT = TypeVar("_BodyT", bound=msgspec.Struct)
 
 
 class LoadAdapterRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,14 +41,12 @@ async def load(request: web.Request) -> web.Response:
     running requests their place: block hashes cannot tell the two apart.
     """
     front = request.app[FRONT]
-    given = _parse(await read_json_body(request), LoadAdapterRequest)
+    given = parse_as(await read_json_body(request), LoadAdapterRequest)
     name = given.lora_name
     async with front.changes:
         if front.adapters.get(name) is not None and not given.load_inplace:
-            raise RequestError(
-                "invalid_request",
-                f"lora_name: {name!r} is loaded already; set load_inplace to replace it",
-                param="lora_name",
+            raise invalid_value(
+                "lora_name", f"{name!r} is loaded already; set load_inplace to replace it"
             )
         try:
             adapter = await front.pool.run(lambda: front.adapters.check(name, given.lora_path))
@@ -66,16 +62,8 @@ async def load(request: web.Request) -> web.Response:
 async def unload(request: web.Request) -> web.Response:
     """Serve an adapter no longer; 404 when there is none of that name."""
     front = request.app[FRONT]
-    given = _parse(await read_json_body(request), UnloadAdapterRequest)
+    given = parse_as(await read_json_body(request), UnloadAdapterRequest)
     async with front.changes:
         front.adapters.remove(given.lora_name)
     _log.info("adapter unloaded name=%s", given.lora_name)
     return web.Response(text=f"Success: LoRA adapter '{given.lora_name}' removed successfully.")
-
-
-def _parse(body: bytes, kind: type[_BodyT]) -> _BodyT:
-    fields: dict[str, Any] = parse_object(body)
-    try:
-        return msgspec.convert(fields, kind)
-    except msgspec.ValidationError as error:
-        raise invalid_field(error) from None

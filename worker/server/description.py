@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.metadata import version
 
+import msgspec
 from aiohttp import web
 
 from engine.frontend.openapi import GENERATION, Operation, openapi_document
-from worker.server.http import json_response
+from worker.server.http import json_bytes
 
 _OPERATIONS = (
     *GENERATION,
@@ -24,8 +26,12 @@ _OPERATIONS = (
 
 async def openapi(request: web.Request) -> web.Response:
     """Describe this replica."""
-    return json_response(
-        openapi_document(
-            title="prefixfleet replica", version=version("prefixfleet"), operations=_OPERATIONS
-        )
+    return json_bytes(_document())
+
+
+@cache
+def _document() -> bytes:
+    release = version("prefixfleet")
+    return msgspec.json.encode(
+        openapi_document(title="prefixfleet replica", version=release, operations=_OPERATIONS)
     )

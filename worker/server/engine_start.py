@@ -17,8 +17,6 @@ from worker.core.spec import CoreSpec, ScriptedModel
 from worker.gpu.config import GpuConfig
 from worker.server.spec import ReplicaSpec
 
-_SCRIPTED_MODEL_LEN = 8192
-
 
 async def start_engine(spec: ReplicaSpec, encoder: Encoder, socket_dir: Path) -> EngineClient:
     """Start every core and wait until they can serve; raises DependencyError when one cannot."""
@@ -40,9 +38,8 @@ def core_spec(spec: ReplicaSpec, encoder: Encoder, *, dp_rank: int = 0) -> CoreS
     """Build a core's spec; events are published only when there is an index to tell."""
     scripted = None
     if spec.executor == "scripted":
-        scripted = spec.scripted or ScriptedModel(
-            vocab_size=encoder.vocab_size,
-            max_model_len=encoder.max_model_len or _SCRIPTED_MODEL_LEN,
+        scripted = spec.scripted or ScriptedModel.sized(
+            vocab_size=encoder.vocab_size, max_model_len=encoder.max_model_len
         )
     step_log = None
     if spec.step_log_dir is not None:

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from engine.frontend.dialect import Conversation
-from engine.frontend.errors import RequestError
+from engine.frontend.errors import RequestError, invalid_value
 from engine.frontend.extension import ResumedChoice
 from engine.frontend.logprobs import TokenLogprobs
 from engine.frontend.message_fold import CallIds, MessageFold
@@ -24,8 +24,9 @@ from engine.frontend.output_fold import Delta, OutputFold
 from engine.frontend.params import check_token_ids, sampling_params
 from engine.frontend.prompt import PromptEncoder
 from engine.messages import EngineInfo, EngineOutput, EngineRequest, LoRARequest
+from worker.core.client import finish_reason_of
 from worker.server.echo import Echo, echo_of
-from worker.server.output_rules import OutputRules, ruled_params
+from worker.server.output_rules import OutputRules
 
 GenerateRequest = ChatCompletionRequest | CompletionRequest
 
@@ -74,11 +75,7 @@ class Choice:
 
     def push(self, output: EngineOutput) -> Delta:
         """Fold one engine output; RequestError when the engine gave up on the request."""
-        reason = output.finish_reason
-        if reason == "error" or reason == "abort":
-            raise RequestError(
-                output.error_kind or "internal", output.error or "the engine ended the request"
-            )
+        reason = finish_reason_of(output)
         if output.num_cached_tokens is not None and self.resumed is None:
             self.num_cached_tokens = output.num_cached_tokens
         if output.prompt_logprobs is not None:
@@ -183,10 +180,8 @@ class Preparer:
         extension = request.prefixfleet
         if extension is not None:
             if not self._trusts_extension:
-                raise RequestError(
-                    "invalid_request",
-                    "prefixfleet: only a gateway may send this field, with the internal token",
-                    param="prefixfleet",
+                raise invalid_value(
+                    "prefixfleet", "only a gateway may send this field, with the internal token"
                 )
             request_id = extension.request_id
         generation = Generation(request, request_id, self._prompt_token_ids(request))
@@ -199,10 +194,9 @@ class Preparer:
             ids = extension.prompt_token_ids
             param = "prefixfleet.prompt_token_ids"
             if not ids:
-                raise RequestError("invalid_request", f"{param}: must not be empty", param=param)
+                raise invalid_value(param, "must not be empty")
             if isinstance(request, CompletionRequest) and len(request.prompts) != 1:
-                problem = "stands for one prompt, but several were sent"
-                raise RequestError("invalid_request", f"{param}: {problem}", param=param)
+                raise invalid_value(param, "stands for one prompt, but several were sent")
             check_token_ids(ids, vocab_size=self._info.vocab_size, param=param)
             return [ids]
         if isinstance(request, ChatCompletionRequest):
@@ -226,7 +220,8 @@ class Preparer:
                 seed=seed,
                 encoder=self._prompts.encoder,
             )
-            params = ruled_params(params, conversation)
+            if conversation is not None:
+                params = conversation.params(params)
             generation.echoes.append(echo_of(request, prompt_token_ids, self._prompts.encoder))
             for i in range(request.n):
                 index = len(generation.choices)
@@ -287,8 +282,7 @@ class Preparer:
 
 
 def _resume_error(index: int, problem: str) -> RequestError:
-    param = f"prefixfleet.resume.choices[{index}]"
-    return RequestError("invalid_request", f"{param}: {problem}", param=param)
+    return invalid_value(f"prefixfleet.resume.choices[{index}]", problem)
 
 
 def choose_request_id(offered: str | None) -> str:

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 
 from engine.frontend.dialect import Conversation, Dialect
 from engine.frontend.encoder import Encoder
-from engine.frontend.errors import RequestError
+from engine.frontend.errors import invalid_value
 from engine.frontend.openai import ChatCompletionRequest, CompletionRequest
 from engine.frontend.response_format import NamedGrammar, grammar_of
-from engine.frontend.sampling_params import SamplingParams
 from engine.frontend.tokenizer_bundle import TokenizerBundle
 from engine.grammar import GrammarError
 from worker.grammar.llguidance_backend import GrammarTokenizer, LlguidanceBackend
@@ -69,11 +68,4 @@ class OutputRules:
         try:
             self._grammars.compile(grammar.spec)
         except GrammarError as error:
-            raise RequestError(
-                "invalid_request", f"{grammar.param}: {error}", param=grammar.param
-            ) from None
-
-
-def ruled_params(params: SamplingParams, conversation: Conversation | None) -> SamplingParams:
-    """Return how choices are sampled and shown where a chat's rules hold."""
-    return params if conversation is None else conversation.params(params)
+            raise invalid_value(grammar.param, str(error)) from None

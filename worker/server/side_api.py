@@ -12,6 +12,7 @@ import msgspec
 from aiohttp import web
 
 from engine.frontend.errors import RequestError
+from engine.frontend.errors import invalid_value as _invalid
 from engine.frontend.openai import ModelCard, ModelList
 from engine.frontend.tokenize import (
     DetokenizeAnswer,
@@ -241,7 +242,3 @@ async def detokenize_ids(request: web.Request) -> web.Response:
 def _check_model(front: ReplicaFront, model: str | None) -> None:
     if model is not None:
         front.require_model(model)
-
-
-def _invalid(param: str, problem: str) -> RequestError:
-    return RequestError("invalid_request", f"{param}: {problem}", param=param)

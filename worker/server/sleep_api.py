@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from engine.frontend.errors import RequestError
-from engine.frontend.parse import invalid_field, parse_object
+from engine.frontend.errors import invalid_value
+from engine.frontend.parse import parse_as
 from engine.frontend.tokenizer_bundle import load_bundle
 from engine.messages import SleepLevel
 from kvindex.foundation.errors import ConfigError, DependencyError
@@ -41,9 +40,7 @@ async def sleep(request: web.Request) -> web.Response:
     front = request.app[FRONT]
     given = request.query.get("level", "1")
     if given not in _LEVELS:
-        raise RequestError(
-            "invalid_request", f"level: must be 1 or 2, got {given!r}", param="level"
-        )
+        raise invalid_value("level", f"must be 1 or 2, got {given!r}")
     async with front.changes:
         with front.resting("this replica is falling asleep"):
             await front.client.sleep(_LEVELS[given])
@@ -76,11 +73,7 @@ async def update_weights(request: web.Request) -> web.Response:
     one to the other: the execution digest in the registry is another one.
     """
     front = request.app[FRONT]
-    fields: dict[str, Any] = parse_object(await read_json_body(request))
-    try:
-        given = msgspec.convert(fields, UpdateWeightsRequest)
-    except msgspec.ValidationError as error:
-        raise invalid_field(error) from None
+    given = parse_as(await read_json_body(request), UpdateWeightsRequest)
     async with front.changes:
         folder = await front.pool.run(lambda: _check(front, given.path))
         with front.resting("this replica is loading other weights"):
@@ -100,8 +93,9 @@ def _check(front: ReplicaFront, path: str) -> Path:
             check_model_folder(folder)
         bundle = load_bundle(folder)
     except (ConfigError, DependencyError) as error:
-        raise RequestError("invalid_request", f"path: {error}", param="path") from None
+        raise invalid_value("path", str(error)) from None
     if bundle.tokenizer_digest != front.bundle.tokenizer_digest:
-        problem = "the folder's tokenizer is another one than that of this replica"
-        raise RequestError("invalid_request", f"path: {problem}", param="path")
+        raise invalid_value(
+            "path", "the folder's tokenizer is another one than that of this replica"
+        )
     return folder

@@ -15,7 +15,8 @@ from engine.config import EngineConfig
 from engine.frontend.families import check_families
 from kvindex.config import RedisConfig
 from kvindex.foundation.errors import ConfigError
-from worker.core.spec import DistributedBackend, ScriptedModel
+from worker.config import DistributedBackend
+from worker.core.spec import ScriptedModel
 from worker.gpu.config import Device
 from worker.gpu.dispatcher import CudaGraphMode
 

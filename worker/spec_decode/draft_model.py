@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 import torch
 
@@ -184,42 +183,21 @@ def _sampling_rows(contexts: Sequence[DraftContext], place: int) -> SamplingRows
 
     The same number in two similar distributions mostly gives the same token.
     """
-    each = [msgspec.structs.astuple(_Draws.of(context, place)) for context in contexts]
-    temperature, min_p, top_k, top_p, seed, choice, position = zip(*each, strict=True)
+    wanted = [context.sampling for context in contexts]
+    num_outputs = [len(each.token_ids) - each.num_prompt_tokens for each in contexts]
     return SamplingRows(
-        temperature=np.array(temperature, np.float32),
-        min_p=np.array(min_p, np.float32),
-        top_k=np.array(top_k, np.int64),
-        top_p=np.array(top_p, np.float64),
-        seed=np.array(seed, np.uint64),
-        choice=np.array(choice, np.uint64),
-        position=np.array(position, np.int64),
+        temperature=np.array([each.temperature for each in wanted], np.float32),
+        min_p=np.array([each.min_p for each in wanted], np.float32),
+        top_k=np.array([each.top_k for each in wanted], np.int64),
+        top_p=np.array([each.top_p for each in wanted], np.float64),
+        seed=np.array([_seed(each) for each in wanted], np.uint64),
+        choice=np.array([context.choice for context in contexts], np.uint64),
+        position=np.array(num_outputs, np.int64) + place,
         masked={},
         adjusted=[],
     )
 
 
-class _Draws(msgspec.Struct, frozen=True):
-    """One row of sampling parameters, in the order of SamplingRows."""
-
-    temperature: float
-    min_p: float
-    top_k: int
-    top_p: float
-    seed: int
-    choice: int
-    position: int
-
-    @classmethod
-    def of(cls, context: DraftContext, place: int) -> _Draws:
-        sampling = context.sampling
-        seed = sampling.seed or 0
-        return cls(
-            sampling.temperature,
-            sampling.min_p,
-            sampling.top_k,
-            sampling.top_p,
-            (seed ^ _OWN_DRAWS if _is_free(sampling) else seed) & _MASK64,
-            context.choice,
-            len(context.token_ids) - context.num_prompt_tokens + place,
-        )
+def _seed(sampling: SamplingParams) -> int:
+    seed = sampling.seed or 0
+    return (seed ^ _OWN_DRAWS if _is_free(sampling) else seed) & _MASK64

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from worker.runner.adjust import adjust
-from worker.runner.sampler import tempered, uniform
+from worker.runner.sampler import draw, tempered, uniform
 from worker.runner.sampling_state import SamplingRows
 
 _ACCEPT = np.uint64(0xA0761D6478BD642F)
@@ -73,9 +73,4 @@ def rejection_sample(
     left = (target.double() - proposal.double()).clamp(min=0.0)
     # Nothing is left where p equals q; there, every draft is accepted but for rounding.
     left = torch.where(left.sum(dim=1, keepdim=True) > 0, left, target.double())
-    cumulated = left.cumsum(dim=1)
-    total = cumulated[:, -1:]
-    wanted = draw_at.double()[:, None] * total
-    wanted = torch.minimum(wanted, torch.nextafter(total, torch.zeros_like(total)))
-    drawn = torch.searchsorted(cumulated, wanted, right=True).squeeze(1)
-    return torch.where(accepted, drafts, drawn)
+    return torch.where(accepted, drafts, draw(left, draw_at.double()))

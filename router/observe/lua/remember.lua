@@ -1,7 +1,7 @@
 -- Keep decisions of any gateway for a while, at most so many; the oldest make room.
 -- KEYS[1] is the prefix of all keys: `<prefix>ids`, a LIST of request ids, oldest first, and
 -- `<prefix>of:<id>`, a STRING, the record (JSON) of a request.
--- ARGV: ttl_ms, max_records, then id and record in turns. Returns how many were dropped.
+-- ARGV: ttl_ms, max_records, then id and record in turns.
 
 local prefix, ttl_ms, max_records = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local ids = prefix .. 'ids'
@@ -10,9 +10,6 @@ for i = 3, #ARGV, 2 do
   redis.call('RPUSH', ids, ARGV[i])
 end
 redis.call('PEXPIRE', ids, ttl_ms)
-local dropped = 0
 while redis.call('LLEN', ids) > max_records do
   redis.call('DEL', prefix .. 'of:' .. redis.call('LPOP', ids))
-  dropped = dropped + 1
 end
-return dropped

@@ -9,23 +9,37 @@ import pytest
 
 from engine.frontend.encoder import Encoder
 from engine.frontend.errors import RequestError
+from engine.frontend.openai import ChatCompletionRequest, CompletionRequest
 from engine.frontend.params import bad_word_ids, check_token_ids, sampling_params
 from engine.frontend.parse import parse_chat_request, parse_completion_request
 from engine.frontend.sampling_params import SamplingParams
 from tests.engine.frontend.tiny_tokenizer import tiny_bundle
 
+ENCODER = Encoder(tiny_bundle())
+
+
+def params_of(
+    request: ChatCompletionRequest | CompletionRequest, num_prompt_tokens: int
+) -> SamplingParams:
+    return sampling_params(
+        request,
+        num_prompt_tokens=num_prompt_tokens,
+        max_model_len=100,
+        vocab_size=50,
+        seed=7,
+        encoder=ENCODER,
+    )
+
 
 def chat_params(num_prompt_tokens: int = 10, **fields: Any) -> SamplingParams:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]} | fields
     request = parse_chat_request(json.dumps(body).encode())
-    return sampling_params(
-        request, num_prompt_tokens=num_prompt_tokens, max_model_len=100, vocab_size=50, seed=7
-    )
+    return params_of(request, num_prompt_tokens)
 
 
 def completion_params(**fields: Any) -> SamplingParams:
     request = parse_completion_request(json.dumps({"model": "m", "prompt": "a"} | fields).encode())
-    return sampling_params(request, num_prompt_tokens=10, max_model_len=100, vocab_size=50, seed=7)
+    return params_of(request, 10)
 
 
 def test_defaults_are_openais() -> None:
@@ -102,12 +116,11 @@ def test_an_echo_alone_takes_one_step() -> None:
 
 
 def test_a_bad_word_is_banned_at_the_start_and_behind_a_space() -> None:
-    encoder = Encoder(tiny_bundle())
     spelled = {
-        text: tuple(encoder.encode(text, add_special_tokens=False))
+        text: tuple(ENCODER.encode(text, add_special_tokens=False))
         for text in ("the", " the", "中", " 中")
     }
-    assert bad_word_ids(["the", " 中", "the"], encoder) == tuple(spelled.values())
+    assert bad_word_ids(["the", " 中", "the"], ENCODER) == tuple(spelled.values())
 
 
 @pytest.mark.fault("engine-31")

@@ -9,9 +9,6 @@ from kvindex.redis_connect import connect
 from router.observe.decisions import DecisionLog, DecisionRecord
 from router.observe.shared_decisions import SharedDecisions
 from tests.redis_server import RedisServer
-from tests.router.conftest import private_redis
-
-__all__ = ["private_redis"]
 
 
 def record(request_id: str) -> DecisionRecord:

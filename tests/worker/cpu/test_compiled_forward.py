@@ -16,8 +16,9 @@ from tests.worker.model_fixtures import VOCAB_SIZE, random_prompts, write_tiny_m
 from worker.cpu.attention import AttentionPlan
 from worker.cpu.compiled.forward import segments_of
 from worker.model.config import read_model_config
-from worker.model.llama import KVCache, LlamaModel, load_llama
+from worker.model.llama import KVCache, LlamaModel
 from worker.model.load import load_model
+from worker.model.load_llama import load_llama
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 64

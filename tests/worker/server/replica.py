@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+import openai
 from aiohttp import web
 
 from engine.config import EngineConfig
@@ -104,6 +105,15 @@ async def running_replica(*, step_s: float = 0.0, **spec: Any) -> AsyncIterator[
     front.become_ready(
         client, PromptEncoder(front.bundle, clock=clock, max_model_len=core.max_model_len)
     )
+    async with serving(front, core, client) as replica:
+        yield replica
+
+
+@asynccontextmanager
+async def serving(
+    front: ReplicaFront, core: EngineCore, client: AsyncInprocClient
+) -> AsyncIterator[RunningReplica]:
+    """Serve a front that is ready; closes it and its engine in the end."""
     async with served(front) as url, aiohttp.ClientSession() as session:
         try:
             yield RunningReplica(url, front, core, client, session)
@@ -122,6 +132,15 @@ async def served(front: ReplicaFront) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
+
+
+@asynccontextmanager
+async def official_client(replica: RunningReplica) -> AsyncIterator[openai.AsyncOpenAI]:
+    """Return OpenAI's own client of a replica; it never tries twice."""
+    async with openai.AsyncOpenAI(
+        base_url=replica.url + "/v1", api_key="unused", max_retries=0
+    ) as client:
+        yield client
 
 
 async def until(condition: Callable[[], bool], *, timeout_s: float = 5.0) -> None:

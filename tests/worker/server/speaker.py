@@ -9,9 +9,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import aiohttp
-import openai
-
 from engine.core import EngineCore
 from engine.frontend.encoder import Encoder
 from engine.frontend.prompt import PromptEncoder
@@ -21,7 +18,7 @@ from engine.runner_state import RunningRequest
 from engine.scripted_executor import ScriptedExecutor
 from kvindex.foundation.clock import SystemClock
 from tests.engine.frontend.tiny_tokenizer import IM_END_ID, MAX_MODEL_LEN
-from tests.worker.server.replica import NUM_BLOCKS, RunningReplica, replica_spec, served
+from tests.worker.server.replica import NUM_BLOCKS, RunningReplica, replica_spec, serving
 from worker.core.inproc_client import AsyncInprocClient
 from worker.grammar.llguidance_backend import GrammarTokenizer, LlguidanceBackend
 from worker.server.front import ReplicaFront
@@ -77,19 +74,8 @@ async def running_speaker(
     client = await AsyncInprocClient.start(core, clock)
     prompts = PromptEncoder(bundle, clock=clock, max_model_len=MAX_MODEL_LEN, encoder=encoder)
     front.become_ready(client, prompts)
-    async with served(front) as url, aiohttp.ClientSession() as session:
-        try:
-            yield RunningReplica(url, front, core, client, session)
-        finally:
-            await client.close()
-            front.close()
-            grammars.close()
-
-
-@asynccontextmanager
-async def official_client(replica: RunningReplica) -> AsyncIterator[openai.AsyncOpenAI]:
-    """Return OpenAI's own client of a replica; it never tries twice."""
-    async with openai.AsyncOpenAI(
-        base_url=replica.url + "/v1", api_key="unused", max_retries=0
-    ) as client:
-        yield client
+    try:
+        async with serving(front, core, client) as replica:
+            yield replica
+    finally:
+        grammars.close()

@@ -11,7 +11,7 @@ import pytest
 from engine.frontend.encoder import Encoder
 from engine.frontend.sse import SseParser
 from tests.engine.frontend.tiny_tokenizer import tiny_bundle
-from tests.worker.server.replica import RunningReplica, running_replica
+from tests.worker.server.replica import RunningReplica, official_client, running_replica
 
 ENCODER = Encoder(tiny_bundle())
 LONG = "the lorem on the ipsum in a dolor. " * 4
@@ -30,9 +30,7 @@ async def replica() -> AsyncIterator[RunningReplica]:
 
 @pytest.fixture
 async def client(replica: RunningReplica) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=replica.url + "/v1", api_key="unused", max_retries=0
-    ) as made:
+    async with official_client(replica) as made:
         yield made
 
 

@@ -12,7 +12,7 @@ from engine.frontend.encoder import Encoder
 from engine.frontend.output_fold import OutputFold
 from engine.frontend.sampling_params import SamplingParams
 from tests.engine.frontend.tiny_tokenizer import tiny_bundle
-from tests.worker.server.replica import RunningReplica, running_replica
+from tests.worker.server.replica import RunningReplica, official_client, running_replica
 
 ENCODER = Encoder(tiny_bundle())
 CHAT: dict[str, Any] = {
@@ -39,9 +39,7 @@ async def replica() -> AsyncIterator[RunningReplica]:
 
 @pytest.fixture
 async def client(replica: RunningReplica) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=replica.url + "/v1", api_key="unused", max_retries=0
-    ) as made:
+    async with official_client(replica) as made:
         yield made
 
 

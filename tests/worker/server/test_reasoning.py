@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.engine.frontend.tiny_tokenizer import CHAT_TEMPLATE, tiny_bundle
-from tests.worker.server.speaker import official_client, running_speaker
+from tests.worker.server.replica import official_client
+from tests.worker.server.speaker import running_speaker
 
 MARKS = ("<think>", "</think>")
 TEMPLATE = CHAT_TEMPLATE + "{# <think></think> #}"

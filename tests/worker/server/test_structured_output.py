@@ -9,8 +9,7 @@ from typing import Any
 import pydantic
 import pytest
 
-from tests.worker.server.replica import RunningReplica, running_replica
-from tests.worker.server.speaker import official_client
+from tests.worker.server.replica import RunningReplica, official_client, running_replica
 
 CITY = {
     "type": "object",

@@ -9,7 +9,8 @@ import pytest
 
 from kvindex.foundation.errors import ConfigError
 from tests.engine.frontend.tiny_tokenizer import CHAT_TEMPLATE, tiny_bundle
-from tests.worker.server.speaker import official_client, running_speaker
+from tests.worker.server.replica import official_client
+from tests.worker.server.speaker import running_speaker
 
 WEATHER: dict[str, Any] = {
     "type": "function",

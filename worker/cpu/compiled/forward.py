@@ -26,7 +26,6 @@ from worker.cpu.compiled.vector_code import LANES
 from worker.model.config import ModelConfig
 
 Int64Array = npt.NDArray[np.int64]
-Float32Array = npt.NDArray[np.float32]
 
 
 class LayerWeights(Protocol):

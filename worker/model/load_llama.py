@@ -1,0 +1,75 @@
+"""Loads a folder's weights into a LlamaModel, in the precision that its steps read fastest.
+
+The names of tensors are load_decoder's business.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from worker.cpu.compiled.choose import runs_compiled
+from worker.cpu.machine import has_native_bfloat16
+from worker.model.config import ModelConfig
+from worker.model.decoder import DecoderLayer, FeedForward
+from worker.model.llama import Layer, LlamaModel
+from worker.model.load_decoder import load_weights
+from worker.model.shard import shard_of
+from worker.model.weights import WeightSource
+
+_FEW_ROWS = 32
+"""Up to this many rows reading the weights takes longer than the arithmetic."""
+
+
+def load_llama(
+    folder: Path,
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    num_positions: int,
+    compiled: bool | None = None,
+    deterministic: bool = False,
+) -> LlamaModel:
+    """Load a folder's weights to compute in `dtype`; DependencyError names a tensor at fault.
+
+    `compiled` None runs compiled where that is possible. Then weights stay in bfloat16 if that is
+    what the folder holds: the arithmetic is float32 in any case, and reads half as much.
+    """
+    if compiled is None:
+        compiled = runs_compiled(config)
+    stays_half = compiled and WeightSource(folder).dtypes() == {"BF16"}
+    stored = torch.bfloat16 if stays_half else dtype
+    weights = load_weights(folder, config, shard_of(config, rank=0, size=1), dtype=stored)
+    return LlamaModel(
+        config,
+        embedding=weights.embedding,
+        layers=[_llama_layer(layer) for layer in weights.layers],
+        final_norm=weights.final_norm,
+        head=weights.head,
+        num_positions=num_positions,
+        dtype=dtype,
+        compiled_rows=_compiled_rows(dtype, deterministic) if compiled else 0,
+    )
+
+
+def _compiled_rows(dtype: torch.dtype, deterministic: bool) -> int | None:
+    """Return up to how many tokens a step runs compiled; None is any number.
+
+    Many rows in bfloat16 belong to a CPU's matrix instructions, where it has them.
+    """
+    has_better = dtype == torch.bfloat16 and has_native_bfloat16()
+    return _FEW_ROWS if has_better and not deterministic else None
+
+
+def _llama_layer(layer: DecoderLayer) -> Layer:
+    assert isinstance(layer.mlp, FeedForward)
+    return Layer(
+        input_norm=layer.input_norm,
+        qkv=layer.qkv,
+        qkv_bias=layer.qkv_bias,
+        out=layer.out,
+        post_norm=layer.mlp_norm,
+        gate_up=layer.mlp.gate_up,
+        down=layer.mlp.down,
+    )
