@@ -28,7 +28,7 @@ import uvloop
 from benchmarks import gateway_fleet as fleet
 from benchmarks.demo_folder import demo_folder
 from benchmarks.fake_engine import MODEL
-from benchmarks.fleet_workloads import WORKLOADS, Arrival
+from benchmarks.fleet_workloads import STEP_COST, WORKLOADS, Arrival
 from benchmarks.timing import Report, Row, machine, show
 from engine.frontend.tokenizer_bundle import load_bundle
 from kvindex.config import RedisConfig
@@ -41,7 +41,7 @@ _TOKEN = "token-of-the-benchmark"
 _NUM_REPLICAS = 4
 _AMPLE, _SCARCE = 4096, 220
 _MIN_IDLE = 0.3
-_COST = {"base_s": 0.006, "per_prefill_token_s": 40e-6, "per_decode_s": 50e-6}
+_SETTLE_S = 1.0
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ def replicas(
                     "num_blocks": num_blocks,
                     "vocab_size": vocab_size,
                     "first_token": 1000,
-                    "cost": {name: cost * dilation for name, cost in _COST.items()},
+                    "cost": {name: cost * dilation for name, cost in STEP_COST.items()},
                 },
             )
             stack.enter_context(
@@ -115,6 +115,16 @@ def ours(folder: Path, redis_url: str, policy: str) -> AbstractContextManager[fl
     spec = fleet.gateway_spec(router, limits=Limits(), redis_url=redis_url)
     spec = msgspec.structs.replace(spec, internal_token=_TOKEN)
     return fleet.gateway(folder, f"ours, {policy}", spec)
+
+
+async def empty_caches(ports: list[int]) -> None:
+    """Have every replica forget what the router before has warmed, and its router be told."""
+    async with aiohttp.ClientSession(headers={"authorization": f"Bearer {_TOKEN}"}) as session:
+        for port in ports:
+            url = f"http://127.0.0.1:{port}/reset_prefix_cache"
+            async with session.post(url, raise_for_status=True) as answer:
+                assert (await answer.json())["success"], "a replica is still at work"
+    await asyncio.sleep(_SETTLE_S)
 
 
 async def play(group: fleet.Group, arrivals: list[Arrival], *, rate: float) -> Outcome:
@@ -192,8 +202,8 @@ async def run(options: argparse.Namespace) -> list[Row]:
                 outcomes = {}
                 for name, group in routers.items():
                     source = random.Random(f"{options.seed} {workload}")
-                    salt = f"{label} {name}"
-                    arrivals = WORKLOADS[workload](source, salt, options.requests)
+                    arrivals = WORKLOADS[workload](source, options.requests)
+                    await empty_caches(ports)
                     rate = options.rate / options.dilation
                     outcomes[name] = await play(group, arrivals, rate=rate)
                 rows += compare(f"{workload}, {label} cache", outcomes)

@@ -27,6 +27,12 @@ from benchmarks.index_fleet import (
     random_holding,
     shared_holding,
 )
+from benchmarks.index_load import (
+    CALLERS_PER_CONNECTION,
+    NUM_CONNECTIONS,
+    NUM_GATEWAYS,
+    matches_per_s,
+)
 from benchmarks.timing import Report, Row, arguments, at_least, at_most, machine, median_us, show
 from kvindex.config import RedisConfig
 from kvindex.index import IndexOp, OpKind, SequencedOps, Target
@@ -43,14 +49,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     repeat: int = 200
     num_blocks: int = 100_000
     num_peer_matches: int = 10
+    load_s: float = 5.0
 
 
-QUICK = Plan(fleets=((8, 200_000), (64, 200_000)), lengths=(64, 1000), repeat=100)
+QUICK = Plan(fleets=((8, 200_000), (64, 200_000)), lengths=(64, 1000), repeat=100, load_s=1.5)
 FULL = Plan(fleets=((8, 1_000_000), (64, 1_000_000), (256, 1_000_000), (64, 10_000_000)))
 PATIENT = RedisConfig(call_timeout_s=60.0)
 WARM_UP = 3
 SETTLE_S = 5.0
 GOALS_MS = {(64, 1000): 0.8, (8, 128): 0.25}
+GOALS_PER_S = {(8, 128): 4000.0, (64, 1000): 1000.0}
 
 
 async def samples_ms(call: Callable[[], Awaitable[object]], repeat: int) -> list[float]:
@@ -165,6 +173,29 @@ async def small_fleet_rows(plan: Plan) -> list[Row]:
     ]
 
 
+async def load_rows(plan: Plan) -> list[Row]:
+    """Measure how many matches one Redis answers, for several gateways that ask all the time."""
+    rows = []
+    for (num_replicas, num_blocks), goal in GOALS_PER_S.items():
+        with running_server() as server:
+            redis = connect(server.url, PATIENT)
+            holding = random_holding(num_replicas, num_blocks)
+            await fill(RedisIndex(redis, POOL), [holding], num_entries=200_000)
+            cpu_s = await server_cpu_s(redis)
+            per_s, p50 = await matches_per_s(
+                server.url, num_replicas=num_replicas, num_blocks=num_blocks, seconds=plan.load_s
+            )
+            cpu_s = await server_cpu_s(redis) - cpu_s
+            await redis.aclose()
+        name = f"matches of {num_blocks:,} blocks, {num_replicas} replicas, under load"
+        rows += [
+            at_least(name, per_s, "/s", goal),
+            Row(name=f"{name}, p50", ours=p50, unit="ms"),
+            Row(name=f"{name}, of which server", ours=cpu_s / per_s / plan.load_s * 1e3, unit="ms"),
+        ]
+    return rows
+
+
 async def change_rows(plan: Plan) -> list[Row]:
     """Measure a snapshot, a steady stream of events, and what is left after removing it all."""
     target, hashes = Target("replica-0"), digests(plan.num_blocks, seed=5)
@@ -233,6 +264,7 @@ async def measure(plan: Plan) -> list[Row]:
     """Measure everything, one server after the other."""
     rows = await change_rows(plan)
     rows += await small_fleet_rows(plan)
+    rows += await load_rows(plan)
     for num_replicas, num_entries in plan.fleets:
         rows += await match_rows(plan, num_replicas, num_entries)
     return rows
@@ -249,6 +281,8 @@ def main() -> None:
             "repeat": plan.repeat,
             "holdings": "each replica holds a random part of the chain",
             "peer": "one hash key per block, all read in one script",
+            "load": f"{NUM_GATEWAYS} processes, {NUM_CONNECTIONS} connections each, "
+            f"{CALLERS_PER_CONNECTION} callers per connection",
         },
         rows=asyncio.run(measure(plan)),
     )

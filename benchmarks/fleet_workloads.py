@@ -1,7 +1,7 @@
 """Workloads for bench_fleet.py: what is asked, and when, drawn from a seed.
 
 Each is a list of chats with instants; nothing of it depends on an answer, so every router gets the
-same. `salt` makes the words of one run its own, so that nobody profits from what another warmed.
+same, to the letter: where blocks of tokens end in a prompt decides how much of it can be shared.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from collections.abc import Callable
 import msgspec
 
 Messages = list[dict[str, str]]
+STEP_COST = {"base_s": 0.006, "per_prefill_token_s": 40e-6, "per_decode_s": 50e-6}
+"""What a step of a scripted replica costs, in seconds."""
+
 _WORDS = ("stone", "river", "paper", "window", "garden", "silver", "market", "winter", "letter")
 
 
@@ -23,20 +26,20 @@ class Arrival(msgspec.Struct, frozen=True):
     max_tokens: int
 
 
-Workload = Callable[[random.Random, str, int], list[Arrival]]
-"""(source, salt, number of requests) -> arrivals at one request a second."""
+Workload = Callable[[random.Random, int], list[Arrival]]
+"""(source, number of requests) -> arrivals at one request a second."""
 
 
-def words(source: random.Random, count: int, salt: str) -> str:
-    """Return text that no other salt gives."""
-    return f"{salt} " + " ".join(
+def words(source: random.Random, count: int, title: str) -> str:
+    """Return a title and words drawn behind it."""
+    return f"{title} " + " ".join(
         f"{source.choice(_WORDS)}{source.randrange(90)}" for _ in range(count)
     )
 
 
-def system_prompts(source: random.Random, salt: str, count: int) -> list[Arrival]:
+def system_prompts(source: random.Random, count: int) -> list[Arrival]:
     """Four tenants, each with one long system prompt before short questions."""
-    prompts = [words(source, 260, f"{salt} tenant {i}") for i in range(4)]
+    prompts = [words(source, 260, f"tenant {i}") for i in range(4)]
     return [
         Arrival(
             at_s,
@@ -50,23 +53,21 @@ def system_prompts(source: random.Random, salt: str, count: int) -> list[Arrival
     ]
 
 
-def chat(source: random.Random, salt: str, count: int) -> list[Arrival]:
+def chat(source: random.Random, count: int) -> list[Arrival]:
     """Conversations of six turns, each turn some time after the one before."""
-    return _sessions(source, salt, count, num_turns=6, first=60, more=40, pause_s=12.0)
+    return _sessions(source, count, num_turns=6, first=60, more=40, pause_s=12.0)
 
 
-def agents(source: random.Random, salt: str, count: int) -> list[Arrival]:
+def agents(source: random.Random, count: int) -> list[Arrival]:
     """Agents that share instructions and add to a long context again and again, quickly."""
-    shared = words(source, 200, f"{salt} tools")
-    return _sessions(
-        source, salt, count, num_turns=10, first=20, more=30, pause_s=5.0, shared=shared
-    )
+    shared = words(source, 200, "tools")
+    return _sessions(source, count, num_turns=10, first=20, more=30, pause_s=5.0, shared=shared)
 
 
-def unique(source: random.Random, salt: str, count: int) -> list[Arrival]:
+def unique(source: random.Random, count: int) -> list[Arrival]:
     """Prompts that share nothing."""
     return [
-        Arrival(at_s, [{"role": "user", "content": words(source, 150, f"{salt} {i}")}], 16)
+        Arrival(at_s, [{"role": "user", "content": words(source, 150, f"request {i}")}], 16)
         for i, at_s in enumerate(_poisson(source, count))
     ]
 
@@ -81,7 +82,6 @@ WORKLOADS: dict[str, Workload] = {
 
 def _sessions(
     source: random.Random,
-    salt: str,
     count: int,
     *,
     num_turns: int,
@@ -94,7 +94,7 @@ def _sessions(
     starts = _poisson(source, -(-count // num_turns), rate=1 / num_turns)
     for i, start_s in enumerate(starts):
         messages: Messages = [] if shared is None else [{"role": "system", "content": shared}]
-        messages.append({"role": "user", "content": words(source, first, f"{salt} session {i}")})
+        messages.append({"role": "user", "content": words(source, first, f"session {i}")})
         at_s = start_s
         for _ in range(num_turns):
             found.append(Arrival(at_s, list(messages), 16))

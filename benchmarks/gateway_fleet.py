@@ -156,11 +156,11 @@ def engines(folder: Path, count: int) -> Iterator[tuple[Group, list[int]]]:
 def peer(
     folder: Path, text: str, ports: Sequence[int], *, key: str | None = None
 ) -> Iterator[Group]:
-    """Run a router by NAME=COMMAND with `{port}`, `{free_port}` and `{engines}` (URLs) in it."""
+    """Run a router by NAME=COMMAND; `{port}`, `{free_port}`, `{engines}` (URLs), `{key}` in it."""
     name, _, command = text.partition("=")
     port = free_port()
     urls = " ".join(f"http://127.0.0.1:{engine}" for engine in ports)
-    command = command.format(port=port, free_port=free_port(), engines=urls)
+    command = command.format(port=port, free_port=free_port(), engines=urls, key=key)
     log = folder / f"{name}.log"
     with group(name, shlex.split(command), port, log=log, key=key) as running:
         wait_ready(running)

@@ -14,7 +14,7 @@ from engine.block import Block
 from engine.block_map import BlockMap, preferred
 from engine.event_log import EventLog
 from engine.host_tier import HostTier
-from engine.residency import Residency, is_watched
+from engine.residency import UNWATCHED_BITS, Residency
 from engine.segmented_queue import make_queue
 from engine.stats import Evictions
 from engine.tenant_queue import ReuseQueue, TenantQueue
@@ -149,7 +149,7 @@ class BlockPool:
         for block in blocks:
             if block.ref_cnt == 0:
                 self.free_queue.remove(block)
-                if is_watched(block.block_id):
+                if not block.block_id & UNWATCHED_BITS:
                     self.residency.reused(block.block_id)
             if block.block_id != NULL_BLOCK_ID:
                 block.ref_cnt += 1
@@ -180,7 +180,7 @@ class BlockPool:
             if block.ref_cnt == 0:
                 block.generation += 1
                 self._enqueue(block)
-                if is_watched(block.block_id):
+                if not block.block_id & UNWATCHED_BITS:
                     self.residency.rested(block.block_id)
 
     def commit(
@@ -202,7 +202,7 @@ class BlockPool:
         if self.tenants is not None:
             self.tenants.own(block, self._owner_of_chain(block, block_hash, parent_hash))
         self.map.add(block, block_hash, parent_hash)
-        if is_watched(block.block_id):
+        if not block.block_id & UNWATCHED_BITS:
             self.residency.committed(block.block_id)
 
     def copy(self, source: Block, destination: Block) -> None:
@@ -287,7 +287,7 @@ class BlockPool:
         """Forget what a block holds; the last copy goes to the host tier, announced there first."""
         assert block.block_hash is not None
         self.evictions.count(block.tenant)
-        if is_watched(block.block_id):
+        if not block.block_id & UNWATCHED_BITS:
             self.residency.evicted(block.block_id)
         if self.host is not None and len(self.map.copies(block.block_hash, block.group)) == 1:
             store = self.host.store(block)

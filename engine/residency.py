@@ -14,7 +14,8 @@ import msgspec
 AGE_BUCKETS_S = (0.1, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0, 1800.0, 3600.0)
 """Upper bounds; a last bucket takes what is older."""
 
-_SAMPLE_MASK = 15
+UNWATCHED_BITS = 15
+"""A block is watched when its id has none of these bits."""
 
 
 class AgeCounts(msgspec.Struct, array_like=True):
@@ -62,7 +63,7 @@ class _Watched:
 
 @dataclass(slots=True)
 class Residency:
-    """Watches the blocks that `is_watched` names; the rest must not be told of.
+    """Watches a sample of the blocks, see UNWATCHED_BITS; of the rest it must not be told.
 
     `now`: the instant of the step that is being planned, set by the engine core, in seconds.
     """
@@ -97,8 +98,3 @@ class Residency:
     def clear(self) -> None:
         """Forget all blocks: they were not evicted for want of room."""
         self._watched.clear()
-
-
-def is_watched(block_id: int) -> bool:
-    """Tell whether a block belongs to the sample."""
-    return not block_id & _SAMPLE_MASK

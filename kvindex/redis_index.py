@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import secrets
-import struct
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, get_args
@@ -146,11 +145,12 @@ class RedisIndex:
     async def match(self, hashes: Sequence[bytes]) -> list[TargetMatch]:
         """Return every live target with what it holds of the chain, in one round trip.
 
-        The server makes log2(chain) calls for each different answer, however many targets give it.
+        The server looks twice at each target that holds what an earlier match on this chain has
+        found; of the rest, log2(chain) times for each different answer.
         """
-        answer = await self._run(_MATCH, _pack(hashes), _pack_cuts(self._hints, hashes))
-        targets, epochs, reports, matched, loads, on_gpu, presences = answer
-        self._hints.remember(hashes, matched)
+        answer = await self._run(_MATCH, _pack(hashes), self._hints.of_chain(hashes))
+        targets, epochs, reports, matched, loads, on_gpu, presences, hints = answer
+        self._hints.remember(hashes, hints)
         load_of = {place - 1: load for place, *load in loads}
         matches = [
             _match(*row, load_of.get(i, _NO_LOAD))
@@ -261,13 +261,6 @@ def _pack(hashes: Sequence[bytes]) -> bytes:
         # Every fourth 64-bit word of the digests in a row: 5 times as fast as slicing each.
         return memoryview(b"".join(hashes)).cast("Q")[3::4].tobytes()
     return b"".join([block_hash[-HASH_BYTES:].rjust(HASH_BYTES, b"\0") for block_hash in hashes])
-
-
-def _pack_cuts(hints: MatchHints, hashes: Sequence[bytes]) -> bytes:
-    """Serialise where to look first: at both sides of each end, as far as the chain goes."""
-    last = len(hashes) - 1
-    cuts = {cut for end in hints.ends_for(hashes) for cut in (end - 1, end) if 0 < cut <= last}
-    return struct.pack(f">{len(cuts)}I", *sorted(cuts))
 
 
 def _chunks(hashes_by_part: dict[str, list[bytes]]) -> Iterator[tuple[str, list[bytes]]]:

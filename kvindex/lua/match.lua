@@ -1,11 +1,12 @@
 -- Tell how much of a chain each live target holds, and how loaded it is. Writes nothing.
--- ARGV: concatenated 8-byte hashes of the chain; positions at which a look is likely to tell most,
--- ascending, 4 bytes each.
+-- ARGV: concatenated 8-byte hashes of the chain; the hints that an earlier match on a chain which
+-- begins alike has returned, or nothing.
 -- Returns four columns of the live targets {targets, epochs, reports, matched}; a row for each that
 -- has reservations {its place in the columns from 1 on, pending, tokens, blocks, requests}; a
 -- column with what is matched on the gpu alone, empty where nothing is on a host; and a row for
 -- each target with a layout {its place, layout, presence by group}, whose hit is the client's to
--- tell by the engine's own rule (kvindex/hit_rule.py).
+-- tell by the engine's own rule (kvindex/hit_rule.py); and hints for the next match, two bytes of
+-- slot and four of prefix length for each target, which change no answer.
 --
 -- An inventory is prefix-closed (a block is held only while its parent is), so a target's longest
 -- prefix is found by halving. One call asks all targets of a shelf that are still in the same
@@ -15,12 +16,20 @@
 
 local chain = ARGV[1]
 local length = #chain / HASH_BYTES
-local num_cuts = #ARGV[2] / 4
-local cuts = num_cuts > 0 and { struct.unpack('>' .. string.rep('I4', num_cuts), ARGV[2]) } or {}
+local HINT_BYTES, HINT = 6, 'I2I4'
+local FEW_ROWS = 3
 local now = now_ms()
 local call = redis.call
 -- By row, which is a target's place in the answer.
-local prefixes = {}
+local prefixes, slots = {}, {}
+-- By slot: how many leading blocks were found there, at most as many as are asked for.
+local hinted = {}
+if ARGV[2] ~= '' then
+  local known = { struct.unpack('>' .. string.rep(HINT, #ARGV[2] / HINT_BYTES), ARGV[2]) }
+  for i = 1, #known - 1, 2 do
+    hinted[known[i]] = math.min(known[i + 1], length)
+  end
+end
 
 -- The shelf that is asked, as it moves the address of a block, and the tables that are read.
 local shift, tables = 0, {}
@@ -47,8 +56,21 @@ local function holds(row, position)
   return false
 end
 
+-- What split_rows does, a look for each row: for up to three that is cheaper than one for all.
+local function split_few_rows(position, rows)
+  local holders, others = {}, {}
+  for i = 1, #rows do
+    local side = holds(rows[i], position) and holders or others
+    side[#side + 1] = rows[i]
+  end
+  return holders, others
+end
+
 -- Split rows into those that hold the block at `position` and those that do not, in order.
 local function split_rows(position, rows)
+  if #rows <= FEW_ROWS then
+    return split_few_rows(position, rows)
+  end
   local digits, last_nine = digits_at(position)
   local address = (last_nine + shift) % 1000000000
   local holders, num_holders = {}, 0
@@ -76,23 +98,71 @@ local function split_rows(position, rows)
 end
 
 -- Note in `matched` the prefix of rows that all hold position `held` and of which none holds
--- `missing`. The cuts between the two are `first` to `last`; without any, the range is halved.
-local function match_rows(rows, held, missing, first, last, matched)
+-- `missing`, by halving what is between.
+local function match_rows(rows, held, missing, matched)
   while missing - held > 1 and #rows > 0 do
-    local cut = math.floor((first + last) / 2)
-    local middle = first <= last and cuts[cut] or math.floor((held + missing) / 2)
+    local middle = math.floor((held + missing) / 2)
     if #rows > 1 then
       local holders, others = split_rows(middle, rows)
-      match_rows(holders, middle, missing, cut + 1, last, matched)
-      rows, missing, last = others, middle, cut - 1
+      match_rows(holders, middle, missing, matched)
+      rows, missing = others, middle
     elseif holds(rows[1], middle) then
-      held, first = middle, cut + 1
+      held = middle
     else
-      missing, last = middle, cut - 1
+      missing = middle
     end
   end
   for i = 1, #rows do
     matched[rows[i]] = missing
+  end
+end
+
+-- Note in `matched` the prefix of rows of which nothing is known.
+local function match_from_start(rows, matched)
+  local holders, others = split_rows(0, rows)
+  match_rows(holders, 0, length, matched)
+  for i = 1, #others do
+    matched[others[i]] = 0
+  end
+end
+
+-- The same for rows of which an earlier match has found that they hold `last` blocks; those that
+-- hold fewer now are added to `unknown`.
+local function match_hinted(rows, last, matched, unknown)
+  local exact, longer = rows, {}
+  if last > 0 then
+    local lost
+    exact, lost = split_rows(last - 1, rows)
+    for i = 1, #lost do
+      unknown[#unknown + 1] = lost[i]
+    end
+  end
+  if last < length and #exact > 0 then
+    longer, exact = split_rows(last, exact)
+  end
+  for i = 1, #exact do
+    matched[exact[i]] = last
+  end
+  match_rows(longer, last, length, matched)
+end
+
+-- The same for the rows of the shelf that is asked: first those with hints, by what these say.
+local function match_shelf(rows, matched)
+  local unknown, by_hint = {}, {}
+  for i = 1, #rows do
+    local last = hinted[slots[rows[i]]]
+    local group = unknown
+    if last then
+      group = by_hint[last] or {}
+      by_hint[last] = group
+    end
+    group[#group + 1] = rows[i]
+  end
+  for last, group in pairs(by_hint) do
+    match_hinted(group, last, matched, unknown)
+  end
+  if #unknown > 0 then
+    match_from_start(unknown, matched)
   end
 end
 
@@ -102,12 +172,13 @@ local function leading_blocks(shelves, of_tables)
   local matched = {}
   tables = of_tables
   for shelf, rows in pairs(shelves) do
-    for i = 1, #rows do
-      matched[rows[i]] = 0
-    end
     if length > 0 and #tables > 0 then
       shift = shelf_shift(shelf)
-      match_rows(split_rows(0, rows), 0, length, 1, num_cuts, matched)
+      match_shelf(rows, matched)
+    else
+      for i = 1, #rows do
+        matched[rows[i]] = 0
+      end
     end
   end
   return matched
@@ -175,7 +246,7 @@ local function group_presence(row, group, kind, last)
   if kind == 'f' then
     local matched = { [row] = 0 }
     if last > 0 and holds(row, 0) then
-      match_rows({ row }, 0, last, 1, 0, matched)
+      match_rows({ row }, 0, last, matched)
     end
     return matched[row]
   end
@@ -207,13 +278,13 @@ end
 
 local targets = call('ZRANGEBYSCORE', key('leases'), '(' .. integer(now), '+inf')
 if #targets == 0 then
-  return { {}, {}, {}, {}, {}, {}, {} }
+  return { {}, {}, {}, {}, {}, {}, {}, '' }
 end
 local layouts = call('EXISTS', key('layouts')) == 1 and call('HMGET', key('layouts'), unpack(targets))
 local shelves, presences = {}, {}
 for row, slot in ipairs(call('HMGET', key('slots'), unpack(targets))) do
   local shelf = shelf_of(slot)
-  prefixes[row] = prefix_of(slot)
+  prefixes[row], slots[row] = prefix_of(slot), tonumber(slot)
   if layouts and layouts[row] then
     presences[#presences + 1] = layout_presence(row, shelf, layouts[row])
   else
@@ -238,6 +309,11 @@ for i, is_reserving in ipairs(call('SMISMEMBER', key('reserving'), unpack(target
     }
   end
 end
+local found = {}
+for row = 1, #targets do
+  found[2 * row - 1], found[2 * row] = slots[row], matched[row]
+end
+local hints = struct.pack('>' .. string.rep(HINT, #targets), unpack(found))
 local epochs = call('HMGET', key('epochs'), unpack(targets))
 local reports = call('HMGET', key('reports'), unpack(targets))
-return { targets, epochs, reports, matched, loads, on_gpu, presences }
+return { targets, epochs, reports, matched, loads, on_gpu, presences, hints }
