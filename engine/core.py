@@ -27,6 +27,7 @@ from engine.messages import (
     EngineOutput,
     EngineRequest,
     EngineStats,
+    EventPlaces,
     PauseMode,
     SleepLevel,
     SnapshotEntry,
@@ -271,8 +272,8 @@ class EngineCore:
         self,
         *,
         boot_ns: int,
-        events_endpoint: str | None = None,
-        replay_endpoint: str | None = None,
+        events: EventPlaces | None = None,
+        announced: EventPlaces | None = None,
     ) -> EngineInfo:
         """Describe this engine to its clients; `boot_ns` tells its lives apart."""
         return EngineInfo(
@@ -281,8 +282,8 @@ class EngineCore:
             block_size=self.config.block_size,
             max_model_len=self.max_model_len,
             known_answer=known_answer(self.config.hash_scheme),
-            events_endpoint=events_endpoint,
-            replay_endpoint=replay_endpoint,
+            events=events,
+            announced=announced,
             execution_digest=self.executor.info.execution_digest,
             vocab_size=self.vocab_size,
             cache_layout=self.kv_cache.layout,

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.block import Block
+from engine.block_contents import BlockContents
 from engine.block_pool import BlockPool
 from engine.kv_groups.block_table import GroupTable, RequestTable
 from engine.kv_groups.coordinator import HitCoordinator, PrefixHit
@@ -25,8 +27,7 @@ from kvindex.hit_rule import CacheLayout, GroupRule
 _NOTHING_NEW: list[list[int]] = []
 
 
-@dataclass(slots=True, frozen=True)
-class PendingCommit:
+class PendingCommit(NamedTuple):
     """A block that the step in flight completes.
 
     Keyed by allocation generation: when the block was given back meanwhile, nothing is committed.
@@ -70,6 +71,7 @@ class KVCacheManager:
         self.groups = resolve_groups(groups, hash_block_size=pool.block_size)
         self.tables: dict[str, RequestTable] = {}
         self.num_reserved = 0
+        self._contents: BlockContents | None = None
         self._coordinator = HitCoordinator(pool, self.groups)
         self._in_flight = in_flight or InFlight()
         self._restore_cost = restore_cost
@@ -80,6 +82,11 @@ class KVCacheManager:
         self._commits: dict[int, list[PendingCommit]] = {}
         self._progress: dict[int, list[Progress]] = {}
         self._writers: dict[BlockHash, RequestTable] = {}
+
+    def keep_contents(self) -> BlockContents:
+        """Remember from now on, before the first request, what cached blocks hold."""
+        self._contents = BlockContents([group.rule for group in self.groups])
+        return self._contents
 
     @property
     def tracks_progress(self) -> bool:
@@ -153,11 +160,14 @@ class KVCacheManager:
         A hit saves the blocks that are in use already; free ones it takes out of the pool. In a
         group that gives blocks back it saves none: what is shared now is not shared for long.
         """
+        num_missing = self._max_held_blocks(num_tokens) + spare_blocks
+        num_missing -= self.pool.num_free - self.num_reserved
+        if num_missing <= 0:
+            return True  # Even if the hit saved nothing.
         in_use = sum(
             1 for group in self._keeping for block in hit.blocks[group.index] if block.ref_cnt
         )
-        needed = self._max_held_blocks(num_tokens) - in_use
-        return needed + spare_blocks <= self.pool.num_free - self.num_reserved
+        return num_missing <= in_use
 
     def admit(self, request: Request, hit: PrefixHit, *, reserve_tokens: int | None = None) -> None:
         """Open block tables that start with the hit and claim the hashes to be written.
@@ -243,7 +253,7 @@ class KVCacheManager:
             return
         commits = self._commits.setdefault(step, [])
         for group in self._cacheable:
-            commits += self._completed(group, table.groups[group.index], request, num_hashed)
+            commits += self._completed(group, table.groups[group.index], request, num_hashed, step)
         table.num_hashed = num_hashed
 
     def commit_step(self, step: int) -> None:
@@ -251,6 +261,8 @@ class KVCacheManager:
 
         A hash that no group keeps is not pending any more either.
         """
+        if self._contents is not None:
+            self._contents.written(step)
         for commit in self._commits.pop(step, ()):
             if commit.block.generation != commit.generation:
                 continue
@@ -280,9 +292,10 @@ class KVCacheManager:
         self._release_claims(table, request.chain.hashes)
 
     def _release_claims(self, table: RequestTable, hashes: Sequence[BlockHash]) -> None:
-        for block_hash in hashes:
-            if self._writers.get(block_hash) is table:
-                del self._writers[block_hash]
+        writers = self._writers
+        for block_hash in hashes if writers else ():
+            if writers.get(block_hash) is table:
+                del writers[block_hash]
 
     def _max_held_blocks(self, num_tokens: int) -> int:
         return sum(group.max_held_blocks(num_tokens, self._in_flight) for group in self.groups)
@@ -355,7 +368,7 @@ class KVCacheManager:
                 self.num_reserved += self.pool.num_free - num_free
 
     def _completed(
-        self, group: KVGroup, table: GroupTable, request: Request, num_hashed: int
+        self, group: KVGroup, table: GroupTable, request: Request, num_hashed: int, step: int
     ) -> list[PendingCommit]:
         """Return the hash units of one group up to `num_hashed` that are not queued yet.
 
@@ -373,6 +386,8 @@ class KVCacheManager:
                 commits.append(
                     PendingCommit(block, block.generation, hashes[end - 1], parent, lora_name)
                 )
+                if self._contents is not None:
+                    self._contents.note(step, group.index, request, end - unit, end)
         table.num_queued = num_hashed // unit * unit
         return commits
 

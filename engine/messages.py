@@ -132,9 +132,17 @@ class TenantStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     num_held_blocks: int = 0
 
 
+class EventPlaces(msgspec.Struct, frozen=True):
+    """Where one stream of KV events is published and replayed."""
+
+    endpoint: str
+    replay_endpoint: str
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine core says of itself once it can serve.
 
+    `events` are for our own ingesters, `announced` for routers of other make; None: nowhere.
     `cache_layout` None: one cache group, and every layer reads the whole past.
     """
 
@@ -143,8 +151,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     max_model_len: int
     known_answer: bytes
-    events_endpoint: str | None = None
-    replay_endpoint: str | None = None
+    events: EventPlaces | None = None
+    announced: EventPlaces | None = None
     execution_digest: str = ""
     vocab_size: int = 0
     cache_layout: CacheLayout | None = None

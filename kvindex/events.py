@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from kvindex.foundation.errors import WireError
+from kvindex.hit_rule import GroupKind
 
 WireHash = bytes | int
 """A block hash as it travels: the full digest, or vLLM's unsigned 64-bit integer."""
@@ -19,12 +20,32 @@ WireHash = bytes | int
 TIER_OF_MEDIUM = {"GPU": "gpu", "CPU": "host", "STORAGE": "disk"}
 MEDIUM_OF_TIER = {tier: medium for medium, tier in TIER_OF_MEDIUM.items()}
 
+RULE_OF_SPEC_KIND: dict[str, GroupKind] = {
+    "full_attention": "full",
+    "mla_attention": "full",
+    "sink_full_attention": "full",
+    "sliding_window": "window",
+    "sliding_window_mla": "window",
+    "chunked_local_attention": "chunk",
+    "mamba": "state",
+}
+"""vLLM's names of what the layers of a cache group read; others are unknown to the hit rule."""
+
+SPEC_KIND_OF_RULE: dict[GroupKind, str] = {
+    "full": "full_attention",
+    "window": "sliding_window",
+    "chunk": "chunked_local_attention",
+    "state": "mamba",
+}
+
 
 class BlockStored(msgspec.Struct, frozen=True, kw_only=True, tag="BlockStored", tag_field="type"):
     """A run of blocks is readable from now on.
 
     `token_ids` span the run from the first new to the last new block and may hold more than
     `len(block_hashes) * block_size` tokens (masked blocks); never zip the two blindly.
+    `kv_cache_spec_kind` and `kv_cache_spec_sliding_window` (tokens) say what the layers of the
+    group read. Our own events leave out all of these unless the engine is to announce tokens.
     """
 
     block_hashes: list[WireHash]
@@ -36,6 +57,8 @@ class BlockStored(msgspec.Struct, frozen=True, kw_only=True, tag="BlockStored", 
     lora_name: str | None = None
     extra_keys: list[Any] | None = None
     group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, kw_only=True, tag="BlockRemoved", tag_field="type"):

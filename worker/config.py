@@ -18,6 +18,47 @@ from worker.gpu.dispatcher import CudaGraphMode
 
 DType = Literal["auto", "float32", "bfloat16"]
 DistributedBackend = Literal["mp", "ray"]
+_LOOPBACK = "tcp://127.0.0.1:*"
+_LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+
+
+def _host_of(endpoint: str) -> tuple[str, bool]:
+    """Return the host of an endpoint, and whether it is one."""
+    address, colon, port = endpoint.removeprefix("tcp://").rpartition(":")
+    is_port = port == "*" or (port.isascii() and port.isdigit() and 0 < int(port) < 65536)
+    return address, endpoint.startswith("tcp://") and bool(colon and address) and is_port
+
+
+class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """KV events for routers of other make, under vLLM's names for these settings.
+
+    They carry token ids and cache salts, so they are off by default and stay on this machine;
+    `allow_remote` lets them out of it. `*` as a port takes a free one (GET /kv_event_sources tells
+    which); of several engine cores each adds its rank to the ports.
+    """
+
+    enable_kv_cache_events: bool = False
+    publisher: Literal["zmq"] = "zmq"
+    endpoint: str = _LOOPBACK
+    replay_endpoint: str = _LOOPBACK
+    topic: str = ""
+    allow_remote: bool = False
+
+    def __post_init__(self) -> None:
+        for field in ("endpoint", "replay_endpoint"):
+            endpoint = getattr(self, field)
+            host, is_endpoint = _host_of(endpoint)
+            if not is_endpoint:
+                raise ConfigError(
+                    f"worker.kv_events.{field} is {endpoint!r}; expected tcp://HOST:PORT, "
+                    "like tcp://127.0.0.1:5557"
+                )
+            if not self.allow_remote and host not in _LOOPBACK_HOSTS:
+                raise ConfigError(
+                    f"worker.kv_events.{field} is {endpoint}: whoever reaches it can read prompts "
+                    "and cache salts; use tcp://127.0.0.1:PORT, or set allow_remote: true on a "
+                    "network of the fleet's own"
+                )
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,7 +76,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     bfloat16 too. `step_log_dir` takes recordings of all steps, prompts included. `lora_adapters`
     maps names under which adapters are served to their folders. `tool_call_parser` and
     `reasoning_parser` name how the model writes calls and thinks; None is told by its template.
-    `device` and the settings of a GPU: see `worker.gpu.config`.
+    `device` "auto" is a GPU if there is one; `gpu_memory_utilization` is the share of its memory
+    that weights, activations, graphs and KV cache may take together; `enforce_eager` is
+    `cuda_graph_mode` "none". `kv_events` are those for routers of other make.
     """
 
     model: str = "demo"
@@ -63,6 +106,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     gpu_memory_utilization: float = 0.92
     cuda_graph_mode: CudaGraphMode = "full_and_piecewise"
     enforce_eager: bool = False
+    kv_events: KvEventsConfig = KvEventsConfig()
 
     def __post_init__(self) -> None:
         check_families(

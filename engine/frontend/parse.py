@@ -47,12 +47,17 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
+    "include_reasoning": (True,),
     "kv_transfer_params": (),
     "length_penalty": (1,),
     "modalities": (["text"],),
+    "no_stop_trim": (False,),
     "prediction": (),
     "reasoning_effort": ("none",),
+    "return_hidden_states": (False,),
+    "separate_reasoning": (True,),
     "spaces_between_special_tokens": (True,),
+    "stream_reasoning": (True,),
     "suffix": ("",),
     "thinking_token_budget": (),
     "top_logprobs": (0,),
@@ -61,7 +66,10 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "vllm_xargs": ({},),
     "web_search_options": (),
 }
-"""Fields that change the answer and are not supported: only null and these values pass."""
+"""Fields that change the answer and are not supported: only null and these values pass.
+
+Several come with these values in whatever the routers of the SGLang family forward.
+"""
 
 
 def parse_chat_request(body: bytes) -> ChatCompletionRequest:

@@ -284,7 +284,11 @@ async def test_undecodable_and_unknown_content_is_counted_and_repaired(
         await follow.exact_with(0)
         await engine.publish_raw(
             msgspec.msgpack.encode(
-                [1.0, [["BlockStored", X[:1], None, [], 16, None, "GPU", None, None, 0, "new"]], 0]
+                [
+                    1.0,
+                    [["BlockStored", X[:1], None, [], 16, *[None] * 4, 0, None, None, "new"]],
+                    0,
+                ]
             )
         )
         await engine.publish_raw(

@@ -54,13 +54,11 @@ from engine.messages import (
     WakeUp,
 )
 from engine.step_log import RecordingExecutor
-from kvindex.events import EventBatch
 from kvindex.foundation.clock import SystemClock
 from kvindex.foundation.errors import ConfigError, PrefixFleetError
 from kvindex.foundation.logs import setup_logging
-from kvindex.publisher import EventPublisher
-from kvindex.topic import KvTopic
 from worker.core.core_link import decode
+from worker.core.event_outlets import EventOutlets
 from worker.core.output_router import refusal
 from worker.core.spec import CoreSpec
 from worker.executors.build import build_executor
@@ -87,7 +85,7 @@ class CoreProcess:
         self._output.setsockopt(zmq.SNDHWM, 0)
         self._output.setsockopt(zmq.LINGER, _LINGER_MS)
         self._output.connect(spec.output_endpoint)
-        self._publisher = _make_publisher(spec, boot_ns)
+        self._outlets = EventOutlets(spec, core, boot_ns=boot_ns)
         self._stats_sent_at = 0.0
         self._stopping = False
 
@@ -106,11 +104,9 @@ class CoreProcess:
 
     def _info(self) -> EngineInfo:
         """Describe the core as it is now."""
-        publisher = self._publisher
+        outlets = self._outlets
         return self._core.info(
-            boot_ns=self._boot_ns,
-            events_endpoint=publisher.endpoint if publisher else None,
-            replay_endpoint=publisher.replay_endpoint if publisher else None,
+            boot_ns=self._boot_ns, events=outlets.events, announced=outlets.announced
         )
 
     def report_death(self, error: BaseException) -> None:
@@ -119,8 +115,7 @@ class CoreProcess:
 
     def close(self) -> None:
         """Flush and close sockets; free the executor."""
-        if self._publisher is not None:
-            self._publisher.close()
+        self._outlets.close()
         self._input.close(linger=0)
         self._output.close()
         self._context.term()
@@ -171,10 +166,9 @@ class CoreProcess:
         match utility:
             case TakeSnapshot():
                 self._publish_events()
-                last_seq = self._publisher.last_seq if self._publisher else None
                 return PoolSnapshot(
                     boot_ns=self._boot_ns,
-                    seq=-1 if last_seq is None else last_seq,
+                    seq=self._outlets.last_seq,
                     dp_rank=self._dp_rank,
                     entries=self._core.snapshot_entries(),
                 )
@@ -224,24 +218,12 @@ class CoreProcess:
 
     def _publish_events(self) -> None:
         """Publish what changed, at once: an idle engine must not sit on its news."""
-        events = self._core.take_events()
-        if events and self._publisher is not None:
-            self._publisher.publish(EventBatch(time.time(), events, self._dp_rank))
+        self._outlets.publish(self._core.take_events())
 
     def _send(self, message: FromCore) -> None:
         self._output.send(self._encoder.encode(message))
         if isinstance(message, CoreOutputs):
             self._stats_sent_at = time.monotonic()
-
-
-def _make_publisher(spec: CoreSpec, boot_ns: int) -> EventPublisher | None:
-    if not spec.publish_events:
-        return None
-    return EventPublisher(
-        str(KvTopic(spec.replica_id, boot_ns)),
-        endpoint=spec.events_endpoint,
-        replay_endpoint=spec.replay_endpoint,
-    )
 
 
 @contextlib.contextmanager

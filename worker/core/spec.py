@@ -35,6 +35,14 @@ class TensorParallelRank(msgspec.Struct, frozen=True):
     rendezvous: str
 
 
+class Announcement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A stream of KV events in vLLM's form: where it is bound, and the topic of its frames."""
+
+    endpoint: str
+    replay_endpoint: str
+    topic: str = ""
+
+
 class CoreSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that the engine-core process needs.
 
@@ -47,7 +55,8 @@ class CoreSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     and threads are given: children of the core, or actors of a Ray cluster, as
     `distributed_executor_backend` says; `tensor_parallel_rank` is set for each of them alone.
     `deterministic`: a row is computed the same alone and in any batch.
-    `step_log` is a file for a recording of every step, prompts included.
+    `step_log` is a file for a recording of every step, prompts included. `announce`: where events
+    are told to routers of other make, token ids and cache salts included.
     """
 
     replica_id: str
@@ -69,6 +78,7 @@ class CoreSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     step_log: str | None = None
     gpu: GpuConfig = GpuConfig(device="cpu")
     publish_events: bool = True
+    announce: Announcement | None = None
     events_endpoint: str = "tcp://127.0.0.1:*"
     replay_endpoint: str = "tcp://127.0.0.1:*"
     heartbeat_s: float = 0.5

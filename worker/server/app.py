@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from worker.server import adapter_api, description, generate_api, side_api, sleep_api
+from worker.server import adapter_api, description, generate_api, render_api, side_api, sleep_api
 from worker.server.front import ReplicaFront
 from worker.server.http import echo_request_id, require_bearer, shape_errors
 
@@ -25,7 +25,11 @@ def build_app(front: ReplicaFront) -> web.Application:
     app.router.add_post("/v1/chat/completions", generate_api.chat_completions)
     app.router.add_post("/v1/completions", generate_api.completions)
     app.router.add_post("/v1/responses", generate_api.responses)
+    app.router.add_post("/v1/chat/completions/render", render_api.render_chat)
+    app.router.add_post("/v1/completions/render", render_api.render_completion)
+    app.router.add_get("/kv_event_sources", render_api.kv_event_sources)
     app.router.add_get("/v1/models", side_api.models)
+    app.router.add_get("/model_info", side_api.model_info)
     app.router.add_post("/v1/load_lora_adapter", adapter_api.load)
     app.router.add_post("/v1/unload_lora_adapter", adapter_api.unload)
     app.router.add_get("/health", side_api.health)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.frontend.encoder import Encoder
-from worker.config import cache_directory
+from worker.config import KvEventsConfig, cache_directory
 from worker.core.client import EngineClient
 from worker.core.data_parallel import DataParallelClient
 from worker.core.process_client import ProcessClient
-from worker.core.spec import CoreSpec, ScriptedModel
+from worker.core.spec import Announcement, CoreSpec, ScriptedModel
 from worker.gpu.config import GpuConfig
 from worker.server.spec import ReplicaSpec
 
@@ -35,7 +35,7 @@ async def start_engine(spec: ReplicaSpec, encoder: Encoder, socket_dir: Path) ->
 
 
 def core_spec(spec: ReplicaSpec, encoder: Encoder, *, dp_rank: int = 0) -> CoreSpec:
-    """Build a core's spec; events are published only when there is an index to tell."""
+    """Build a core's spec; events are published only when there is somebody to tell."""
     scripted = None
     if spec.executor == "scripted":
         scripted = spec.scripted or ScriptedModel.sized(
@@ -54,6 +54,7 @@ def core_spec(spec: ReplicaSpec, encoder: Encoder, *, dp_rank: int = 0) -> CoreS
         num_threads=spec.num_threads,
         kv_cache_memory_bytes=spec.kv_cache_memory_bytes,
         publish_events=spec.in_fleet,
+        announce=_announcement(spec.kv_events, dp_rank),
         runner_process=spec.runner_process,
         tensor_parallel_size=spec.tensor_parallel_size,
         deterministic=spec.deterministic,
@@ -67,3 +68,19 @@ def core_spec(spec: ReplicaSpec, encoder: Encoder, *, dp_rank: int = 0) -> CoreS
             profile_dir=str(cache_directory(None) / "gpu-profiles"),
         ),
     )
+
+
+def _announcement(config: KvEventsConfig, dp_rank: int) -> Announcement | None:
+    """Return where a core announces what it caches; as at vLLM, each adds its rank to the ports."""
+    if not config.enable_kv_cache_events:
+        return None
+    return Announcement(
+        endpoint=_of_rank(config.endpoint, dp_rank),
+        replay_endpoint=_of_rank(config.replay_endpoint, dp_rank),
+        topic=config.topic,
+    )
+
+
+def _of_rank(endpoint: str, rank: int) -> str:
+    address, _, port = endpoint.rpartition(":")
+    return endpoint if port == "*" else f"{address}:{int(port) + rank}"

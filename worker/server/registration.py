@@ -86,8 +86,8 @@ async def _follow_core(
 ) -> None:
     """Follow one core until it dies; then it is out of the index."""
     info, spec = core.info, front.spec
-    assert info.events_endpoint is not None, "an engine of a fleet publishes events"
-    subscriber = EventSubscriber(info.events_endpoint, replay_endpoint=info.replay_endpoint)
+    assert info.events is not None, "an engine of a fleet publishes events"
+    subscriber = EventSubscriber(info.events.endpoint, replay_endpoint=info.events.replay_endpoint)
     ingester = Ingester(
         Target(spec.replica_id, dp_rank),
         subscriber=subscriber,

@@ -57,6 +57,11 @@ async def models(request: web.Request) -> web.Response:
     return json_response(ModelList(data=cards))
 
 
+async def model_info(request: web.Request) -> web.Response:
+    """Say which model is served, as routers of the SGLang family ask before they send anything."""
+    return json_response({"model_path": request.app[FRONT].spec.served_models[0]})
+
+
 async def health(request: web.Request) -> web.Response:
     """Answer 200 when traffic may come, 503 with the reason otherwise.
 

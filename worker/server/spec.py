@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from engine.frontend.families import check_families
 from kvindex.config import RedisConfig
 from kvindex.foundation.errors import ConfigError
-from worker.config import DistributedBackend
+from worker.config import DistributedBackend, KvEventsConfig
 from worker.core.spec import ScriptedModel
 from worker.gpu.config import Device
 from worker.gpu.dispatcher import CudaGraphMode
@@ -36,7 +36,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     `data_parallel_size` cores serve as one replica; `num_threads` and `kv_cache_memory_bytes` are
     those of each. `tensor_parallel_size`, `deterministic`, `runner_process`,
     `distributed_executor_backend`, `step_log_dir`, `lora_adapters`, `tool_call_parser` and
-    `reasoning_parser`: see WorkerConfig.
+    `reasoning_parser`: see WorkerConfig. `kv_events`: see KvEventsConfig.
     """
 
     replica_id: str
@@ -78,6 +78,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     gpu_memory_utilization: float = 0.92
     cuda_graph_mode: CudaGraphMode = "full_and_piecewise"
     enforce_eager: bool = False
+    kv_events: KvEventsConfig = KvEventsConfig()
 
     @property
     def in_fleet(self) -> bool:

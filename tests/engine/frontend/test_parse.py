@@ -179,6 +179,23 @@ def test_harmless_and_neutral_fields_are_accepted() -> None:
     assert request.temperature is None
 
 
+def test_what_routers_of_the_sglang_family_add_to_a_body_is_accepted() -> None:
+    shared = {
+        "no_stop_trim": False,
+        "ignore_eos": False,
+        "skip_special_tokens": True,
+        "return_hidden_states": False,
+    }
+    chats_only = {
+        "continue_final_message": False,
+        "separate_reasoning": True,
+        "stream_reasoning": True,
+        "include_reasoning": True,
+    }
+    parse_chat_request(chat(logprobs=False, **shared, **chats_only))
+    parse_completion_request(completion(echo=False, **shared))
+
+
 def test_an_echo_alone_needs_no_output_token() -> None:
     request = parse_completion_request(completion(max_tokens=0, echo=True, best_of=1))
     assert request.is_echo_only

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -20,7 +21,11 @@ def scripted_spec(**scripted: object) -> CoreSpec:
 def children(parent: int | None = None) -> set[int]:
     """Process ids of the children of a process, this one by default."""
     tasks = Path(f"/proc/{parent or os.getpid()}/task").iterdir()
-    return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
+    found: set[int] = set()
+    for task in tasks:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # A thread that has ended.
+            found.update(map(int, (task / "children").read_text().split()))
+    return found
 
 
 def exists(pid: int) -> bool:

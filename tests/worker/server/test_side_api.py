@@ -71,6 +71,10 @@ async def test_metrics_have_vllms_names_and_meaning(replica: RunningReplica) -> 
     assert found[finished] == 2
 
 
+async def test_the_model_is_named_to_routers_that_ask_for_it(replica: RunningReplica) -> None:
+    assert await replica.get("/model_info") == (200, {"model_path": "tiny"})
+
+
 async def test_a_snapshot_lists_the_cached_blocks_in_both_forms(replica: RunningReplica) -> None:
     await replica.post("/v1/completions", BODY)
     async with replica.session.get(replica.url + "/kv/snapshot") as response:
