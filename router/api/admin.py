@@ -15,6 +15,7 @@ from aiohttp import web
 from engine.frontend.errors import RequestError
 from kvindex.index import LoadReport, TrustMode
 from kvindex.registry import ReplicaKind
+from router.api.counts import by_label
 from router.api.http import json_bytes, json_response
 from router.api.openai import GATEWAY
 from router.assembly import Gateway
@@ -32,6 +33,8 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     """One replica as this gateway sees it; `reason` says why it is not live or not EXACT.
 
     `num_blocks` are those that its engines have cached, by tier; `max_blocks` what each can hold.
+    `num_active`, and the prompt tokens that it has served and found cached, are of all processes of
+    this gateway, since their start.
     """
 
     id: str
@@ -45,7 +48,10 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None
     pool: str | None
     epoch: int | None
+    num_restarts: int
     num_active: int
+    prompt_tokens: int
+    cached_tokens: int
     num_blocks: dict[str, int] | None
     max_blocks: int | None
     report: LoadReport
@@ -70,7 +76,14 @@ async def replicas(request: web.Request) -> web.StreamResponse:
 
 async def replica_states(gateway: Gateway) -> list[ReplicaState]:
     """Describe every replica, with the requests of all processes of this gateway."""
-    states = [_state(gateway, replica) for replica in gateway.view.replicas]
+    prompts = by_label(gateway.metrics.replica_prompt_tokens, "replica")
+    cached = by_label(gateway.metrics.replica_cached_tokens, "replica")
+    states = [
+        _state(
+            gateway, replica, prompt_tokens=prompts[replica.id], cached_tokens=cached[replica.id]
+        )
+        for replica in gateway.view.replicas
+    ]
     if gateway.siblings is not None:
         states = _added(states, await gateway.siblings.ask("/admin/replicas"))
     return states
@@ -126,15 +139,24 @@ async def metrics(request: web.Request) -> web.StreamResponse:
 
 
 def _added(states: list[ReplicaState], others: Mapping[int, bytes]) -> list[ReplicaState]:
-    """Add the requests that the other processes have at each replica."""
-    num_active = {state.id: state.num_active for state in states}
+    """Add what the other processes have at each replica, and have had from it."""
+    known = {state.id: state for state in states}
     for answer in others.values():
-        for state in msgspec.json.decode(answer, type=ReplicaList).replicas:
-            num_active[state.id] = num_active.get(state.id, 0) + state.num_active
-    return [msgspec.structs.replace(s, num_active=num_active[s.id]) for s in states]
+        for other in msgspec.json.decode(answer, type=ReplicaList).replicas:
+            own = known.get(other.id)
+            if own is not None:
+                known[other.id] = msgspec.structs.replace(
+                    own,
+                    num_active=own.num_active + other.num_active,
+                    prompt_tokens=own.prompt_tokens + other.prompt_tokens,
+                    cached_tokens=own.cached_tokens + other.cached_tokens,
+                )
+    return list(known.values())
 
 
-def _state(gateway: Gateway, replica: Replica) -> ReplicaState:
+def _state(
+    gateway: Gateway, replica: Replica, *, prompt_tokens: int, cached_tokens: int
+) -> ReplicaState:
     return ReplicaState(
         id=replica.id,
         kind=replica.kind,
@@ -147,7 +169,10 @@ def _state(gateway: Gateway, replica: Replica) -> ReplicaState:
         max_model_len=replica.max_model_len,
         pool=replica.pool.id if replica.pool is not None else None,
         epoch=replica.record.epoch if replica.record is not None else None,
+        num_restarts=replica.num_restarts,
         num_active=_num_active(gateway, replica),
+        prompt_tokens=prompt_tokens,
+        cached_tokens=cached_tokens,
         num_blocks=replica.num_blocks,
         max_blocks=(replica.record.num_blocks or None) if replica.record is not None else None,
         report=replica.report,

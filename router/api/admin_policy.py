@@ -1,4 +1,4 @@
-"""`POST /admin/tenants/{tenant}/policy/dry-run`: another policy on what was recorded.
+"""The policies that there are, and `POST …/policy/dry-run`: another one on what was recorded.
 
 It changes nothing. What is replayed and how the two replays compare is router/tenancy/dry_run.py.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ from router.api.http import decode_as, json_response, read_json
 from router.api.openai import GATEWAY
 from router.assembly import Gateway
 from router.observe.recording import NothingRecordedError, collect
-from router.policy.registry import build_policy
+from router.policy.registry import POLICIES, build_policy
 from router.tenancy.dry_run import MAX_ROWS, DryRunFailedError, SimulatedFleet
 
 _BLOCKS = 4096
@@ -30,6 +31,31 @@ class WantedPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     policy: str
     params: dict[str, float] = {}
+
+
+class KnownPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy and the defaults of its parameters."""
+
+    name: str
+    params: dict[str, float]
+
+
+class PolicyList(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to GET /admin/policies; `default` places the tenants that name none."""
+
+    policies: list[KnownPolicy]
+    default: str
+    default_params: Mapping[str, float]
+
+
+async def policies(request: web.Request) -> web.StreamResponse:
+    """Answer GET /admin/policies."""
+    name, params = request.app[GATEWAY].default_policy
+    known = [
+        KnownPolicy(name=name, params={f.name: f.default for f in msgspec.structs.fields(policy)})
+        for name, policy in sorted(POLICIES.items())
+    ]
+    return json_response(PolicyList(policies=known, default=name, default_params=params))
 
 
 async def dry_run(request: web.Request) -> web.StreamResponse:

@@ -29,6 +29,7 @@ REQUEST_ID = web.RequestKey("request_id", str)
 ANSWER_HEADERS = web.RequestKey("answer_headers", dict[str, str])
 """Headers for whatever answer comes, an error too."""
 REQUEST_ID_HEADER = "x-request-id"
+_TLS_ONLY_S = 30 * 24 * 3600
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _KIND_OF_STATUS = {404: "not_found", 405: "method_not_allowed", 413: "payload_too_large"}
 
@@ -105,6 +106,12 @@ async def name_request(request: web.Request, response: web.StreamResponse) -> No
     if request_id is not None:
         response.headers[REQUEST_ID_HEADER] = request_id
     response.headers.update(request.get(ANSWER_HEADERS, {}))
+
+
+async def insist_on_tls(request: web.Request, response: web.StreamResponse) -> None:
+    """Have a browser that came by TLS come by nothing else (`on_response_prepare`)."""
+    if request.secure:
+        response.headers["strict-transport-security"] = f"max-age={_TLS_ONLY_S}"
 
 
 def _from_http(error: web.HTTPException, request: web.Request) -> RequestError:

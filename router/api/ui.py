@@ -24,7 +24,18 @@ _HEADERS = {
     "cache-control": "no-cache",
 }
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
-_FILES = frozenset({"index.html", "app.js", "charts.js", "dom.js", "views.js", "style.css"})
+_FILES = frozenset(
+    {
+        "index.html",
+        "app.js",
+        "charts.js",
+        "decisions.js",
+        "dom.js",
+        "dry_run.js",
+        "views.js",
+        "style.css",
+    }
+)
 _CHARTS = "plotly.min.js"
 
 

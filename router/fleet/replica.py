@@ -19,6 +19,7 @@ from router.policy.types import TargetView
 class Replica:
     """Identity, address and last known condition.
 
+    `num_restarts` counts the processes that took its place under its name since it was first seen.
     `record` and `pool` are those of a registered replica, None for a configured one; `token` is
     what it wants as a bearer token. `live`: its lease or its last probe was good; `seen_at` is
     monotonic. `rank_reports` and `rank_blocks` (blocks in the index by tier) are by data-parallel
@@ -35,6 +36,7 @@ class Replica:
     token: str | None = None
     live: bool = False
     seen_at: float = 0.0
+    num_restarts: int = 0
     reason: str = ""
     rank_reports: dict[int, LoadReport] = field(default_factory=dict)
     rank_blocks: dict[int, dict[str, int]] = field(default_factory=dict)

@@ -233,8 +233,10 @@ class FleetView:
 
     def _admit(self, record: ReplicaRecord, pool: Pool, now: float) -> None:
         known = self._registered.get(record.id)
+        num_restarts = known.num_restarts if known is not None else 0
         if known is not None and known.record is not None and known.record.epoch != record.epoch:
             self._on_forgotten([record.id])  # A restarted replica owes nothing for the old one.
+            num_restarts += 1
         if known is None or known.record != record:
             log.info(
                 "replica joined replica=%s epoch=%d url=%s models=%s pool=%s",
@@ -253,6 +255,7 @@ class FleetView:
                 record=record,
                 pool=pool,
                 token=self._token_for(record),
+                num_restarts=num_restarts,
             )
         known.live = True
         known.seen_at = now

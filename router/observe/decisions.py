@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from kvindex.foundation.errors import DependencyError
 from router.observe.causes import Cause
 from router.request.job import AttemptRecord
 from router.request.usage import RealisedUsage
@@ -53,6 +54,8 @@ class DecisionStore(Protocol):
 
     async def get(self, request_id: str) -> DecisionRecord | None: ...
 
+    async def newest(self, count: int, *, tenant: str | None) -> list[DecisionRecord]: ...
+
     async def close(self) -> None: ...
 
 
@@ -63,13 +66,11 @@ class DecisionLog:
         self._max_records = max_records
         self._shared = shared
         self._records: OrderedDict[str, DecisionRecord] = OrderedDict()
-        self._num_added = 0
 
     def add(self, record: DecisionRecord) -> None:
         """Keep a record."""
         if self._shared is not None:
             self._shared.add(record)
-        self._num_added += 1
         self._records[record.request_id] = record
         self._records.move_to_end(record.request_id)
         if len(self._records) > self._max_records:
@@ -79,15 +80,23 @@ class DecisionLog:
         """Return the record of a request of this process, None when unknown or too old."""
         return self._records.get(request_id)
 
-    def newest(self, count: int, *, tenant: str | None = None) -> list[DecisionRecord]:
-        """Return the newest records of this process, newest first."""
-        found = (r for r in reversed(self._records.values()) if tenant in (None, r.tenant))
-        return list(islice(found, count))
+    async def newest(self, count: int, *, tenant: str | None = None) -> list[DecisionRecord]:
+        """Return the newest records of all gateways, newest first.
 
-    def since(self, num_seen: int, *, at_most: int) -> tuple[list[DecisionRecord], int]:
-        """Return the newest after the first `num_seen`, oldest first, and the number of all."""
-        newest = self.newest(min(at_most, self._num_added - num_seen))
-        return newest[::-1], self._num_added
+        While the store that all share is away, they are those of this process.
+        """
+        found = {record.unique_id: record for record in self._own(count, tenant)}
+        if self._shared is not None:
+            try:
+                others = await self._shared.newest(count, tenant=tenant)
+            except DependencyError:
+                others = []  # Flushing says so, once; the fleet's state names the reason.
+            found |= {record.unique_id: record for record in others}
+        return sorted(found.values(), key=lambda record: -record.at)[:count]
+
+    def _own(self, count: int, tenant: str | None) -> list[DecisionRecord]:
+        newest = (r for r in reversed(self._records.values()) if tenant in (None, r.tenant))
+        return list(islice(newest, count))
 
     async def find(self, request_id: str) -> DecisionRecord | None:
         """Return the record of any gateway's request, None when it is unknown or too old.

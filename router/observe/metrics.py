@@ -66,6 +66,12 @@ class GatewayMetrics:
         self.available = self._counter(
             "available_cached_tokens", "Cached prompt tokens where most of the prompt was held", of
         )
+        self.replica_prompt_tokens = self._counter(
+            "replica_prompt_tokens", "Prompt tokens served, as the replica reported", ["replica"]
+        )
+        self.replica_cached_tokens = self._counter(
+            "replica_cached_tokens", "Of those, the cached ones", ["replica"]
+        )
         self.causes = self._counter(
             "prediction_causes",
             "Requests by why the realised hit was another than predicted; none: it was not",

@@ -74,6 +74,21 @@ class SharedDecisions:
             found = await self._get(request_id)
         return None if found is None else _decoder.decode(found)
 
+    async def newest(self, count: int, *, tenant: str | None) -> list[DecisionRecord]:
+        """Return the newest of all gateways, newest first. Raises DependencyError."""
+        found: dict[str, DecisionRecord] = {}
+        batch = count if tenant is None else _BATCH
+        end = -1
+        while len(found) < count:
+            records = await self._slice(end - batch + 1, end)
+            if not records:
+                break
+            for record in reversed(records):
+                if tenant in (None, record.tenant):
+                    found.setdefault(record.unique_id, record)
+            end -= batch
+        return list(islice(found.values(), count))
+
     async def close(self) -> None:
         """Deliver what waits, if that can be, and release connections."""
         await self.flush()
@@ -84,6 +99,15 @@ class SharedDecisions:
         with dependency_errors(self._redis):
             found: Any = await self._redis.get(f"{_PREFIX}of:{request_id}")
         return found  # type: ignore[no-any-return]  # redis-py types it for both kinds of answer
+
+    async def _slice(self, start: int, end: int) -> list[DecisionRecord]:
+        """Return what two places of the list of ids enclose, both included, oldest first."""
+        with dependency_errors(self._redis):
+            ids: Any = await self._redis.lrange(f"{_PREFIX}ids", start, end)
+            if not ids:
+                return []
+            packed: Any = await self._redis.mget([f"{_PREFIX}of:{id.decode()}" for id in ids])
+        return [_decoder.decode(one) for one in packed if one is not None]
 
     def _note_away(self, error: DependencyError) -> None:
         if not self._is_away:

@@ -151,6 +151,10 @@ class Planner:
         queue = self._queues.get(model)
         return len(queue.share) if queue is not None else 0
 
+    def num_waiting_of(self, tenant: str) -> int:
+        """Return how many requests of a tenant wait."""
+        return sum(queue.share.num_waiting(tenant) for queue in self._queues.values())
+
     def first_token(self, request_id: str, attempt: int) -> None:
         """Note that the prefill is over and the replica alive."""
         entry = self.ledger.end_prefill((request_id, attempt))

@@ -156,6 +156,11 @@ class Settler:
         metrics.available.inc(record.num_available_tokens or 0)
         metrics.predicted.inc(record.num_predicted_tokens)
         metrics.realised.inc(usage.cached_tokens)
+        place = job.served or job.placed
+        if place is not None:
+            replica = place.winner.target.replica
+            self._metrics.replica_prompt_tokens.labels(replica).inc(usage.prompt_tokens)
+            self._metrics.replica_cached_tokens.labels(replica).inc(usage.cached_tokens)
         if record.cause is not None:
             self._metrics.causes.labels(*labels, record.cause).inc()
 

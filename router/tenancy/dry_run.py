@@ -15,6 +15,7 @@ import msgspec
 
 from kvindex.foundation.errors import PrefixFleetError
 from router.config import TenantConfig
+from router.tenancy.dry_run_outcome import Outcome, caveats, changes
 from router.tenancy.policies import PolicyChoice, policy_of
 
 TIMEOUT_S = 120.0
@@ -35,27 +36,11 @@ class SimulatedFleet(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One replay, as far as a policy changes it; seconds, and shares of prompt tokens.
-
-    `busiest_share`: of all computed prompt tokens, those of the replica that computed most.
-    """
-
-    policy: str
-    params: Mapping[str, float]
-    token_hit: float | None
-    ttft_p50_s: float | None
-    ttft_p99_s: float | None
-    shed: int
-    fleet_token_hit: float | None
-    fleet_ttft_p99_s: float | None
-    busiest_share: float | None
-
-
 class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     """The two replays: `now` by the policies in force, `then` with the tenant's new one.
 
     `latency` names the simulator's profile: compare the two, and take no second for the fleet's.
+    `sentences` say what the numbers show, most important first.
     """
 
     tenant: str
@@ -65,6 +50,7 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     latency: str
     now: Outcome
     then: Outcome
+    sentences: list[str]
 
 
 class _Ttft(msgspec.Struct, frozen=True):
@@ -117,14 +103,20 @@ class PolicyDryRun:
         async with self._one_at_a_time:
             now = await self._replay(trace, current, default=default, fleet=fleet)
             then = await self._replay(trace, wanted, default=default, fleet=fleet)
+        before, after = _outcome(now, tenant, current[tenant]), _outcome(then, tenant, choice)
+        requests = _of_tenant(now, tenant).requests
         return DryRun(
             tenant=tenant,
-            requests=_of_tenant(now, tenant).requests,
+            requests=requests,
             recorded_rows=num_rows,
             fleet=fleet,
             latency=now.latency,
-            now=_outcome(now, tenant, current[tenant]),
-            then=_outcome(then, tenant, choice),
+            now=before,
+            then=after,
+            sentences=[
+                *changes(before, after, num_replicas=fleet.replicas),
+                *caveats(requests, latency=now.latency),
+            ],
         )
 
     async def _replay(

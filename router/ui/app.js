@@ -9,11 +9,12 @@ const $ = (id) => document.getElementById(id);
 
 export const fleet = {state: null, history: [], decisions: [], key: null};
 let shown = null;
+let viewed = null;
 let following = null;
 
-export async function ask(path, {method = "GET", body = null} = {}) {
+export async function ask(path, {method = "GET", body = null, signal = null} = {}) {
   const answer = await fetch(path, {
-    method,
+    method, signal,
     headers: {authorization: `Bearer ${fleet.key}`, "content-type": "application/json"},
     body: body === null ? null : JSON.stringify(body),
   });
@@ -30,10 +31,12 @@ function take(state) {
     waiting: state.num_waiting,
   });
   fleet.history.splice(0, fleet.history.length - KEEP);
-  fleet.decisions = [...state.decisions.reverse(), ...fleet.decisions].slice(0, KEEP_DECISIONS);
+  const known = new Set(fleet.decisions.map((r) => r.unique_id));
+  const fresh = state.decisions.filter((r) => !known.has(r.unique_id)).reverse();
+  fleet.decisions = [...fresh, ...fleet.decisions].slice(0, KEEP_DECISIONS);
   const live = state.replicas.filter((r) => r.live).length;
   $("summary").textContent =
-    `${live} of ${state.replicas.length} replicas live · ${state.num_in_flight} requests in flight` +
+    `${live} of ${state.replicas.length} replicas live · ${state.num_in_flight} in flight, ${state.num_waiting} waiting` +
     (state.index_reason ? ` · index: ${state.index_reason}` : "");
   if (shown && shown.update) shown.update();
 }
@@ -94,12 +97,13 @@ function leave(message) {
 }
 
 function show(name) {
+  viewed = name;
   location.hash = name;
   for (const tab of $("tabs").children) {
     tab.setAttribute("aria-selected", String(tab.dataset.view === name));
     tab.tabIndex = tab.dataset.view === name ? 0 : -1;
   }
-  const place = element("section", {"aria-label": VIEWS[name].title});
+  const place = element("section", {role: "tabpanel", "aria-label": VIEWS[name].title});
   $("view").replaceChildren(place);
   shown = VIEWS[name].open(place);
   if (fleet.state && shown.update) shown.update();
@@ -120,6 +124,10 @@ for (const [name, view] of Object.entries(VIEWS)) {
   $("tabs").append(tab);
 }
 $("tabs").addEventListener("keydown", moveTab);
+addEventListener("hashchange", () => {
+  const name = location.hash.slice(1);
+  if (shown && name in VIEWS && name !== viewed) show(name);
+});
 $("leave").addEventListener("click", () => leave());
 $("sign-in").addEventListener("submit", (event) => {
   event.preventDefault();

@@ -16,26 +16,45 @@ export function element(name, options = {}, ...children) {
   return made;
 }
 
-// Columns: {head, cell(row) -> text or node, number?}. `pick` makes rows open something.
-export function table(columns, rows, {pick = null, empty = "Nothing yet."} = {}) {
+// Columns: {head, cell(row) -> text or node, kind?}, a kind being "number" or "tight". `pick` makes
+// rows open something; `key(row)` then tells them apart.
+export function table(columns, rows, {pick = null, key = null, empty = "Nothing yet."} = {}) {
   if (!rows.length) return element("p", {class: "note"}, empty);
-  const head = columns.map((c) =>
-    element("th", {class: c.number ? "number" : null, scope: "col"}, c.head));
+  const head = columns.map((c) => element("th", {class: c.kind, scope: "col"}, c.head));
   const body = rows.map((row) => {
-    const cells = columns.map((c) =>
-      element("td", {class: c.number ? "number" : null}, c.cell(row)));
+    const cells = columns.map((c) => element("td", {class: c.kind}, c.cell(row)));
     if (!pick) return element("tr", {}, cells);
     const open = () => pick(row);
-    const onKey = (event) => { if (event.key === "Enter") open(); };
-    return element("tr", {class: "pick", tabindex: "0", on: {click: open, keydown: onKey}}, cells);
+    const onKey = (event) => {
+      if (event.key !== "Enter") return;
+      event.preventDefault(); // Else it would press the button that what opens has in focus.
+      open();
+    };
+    return element("tr", {class: "pick", tabindex: "0", "data-key": key(row), on: {click: open, keydown: onKey}}, cells);
   });
   return element("div", {class: "scroll"},
     element("table", {}, element("thead", {}, element("tr", {}, head)), element("tbody", {}, body)));
 }
 
+// Show something else in a place; focus and sideways scrolling stay where they are.
+export function refill(place, ...nodes) {
+  const focused = place.contains(document.activeElement) ? document.activeElement.dataset.key : null;
+  const scrolled = [...place.querySelectorAll(".scroll")].map((one) => one.scrollLeft);
+  place.replaceChildren(...nodes);
+  place.querySelectorAll(".scroll").forEach((one, i) => { one.scrollLeft = scrolled[i] || 0; });
+  const again = focused && place.querySelector(`[data-key="${CSS.escape(focused)}"]`);
+  if (again) again.focus({preventScroll: true});
+}
+
 export function facts(pairs) {
   return element("dl", {}, pairs.map(([name, value]) =>
     [element("dt", {}, name), element("dd", {}, value)]));
+}
+
+// Give a select its options; what was chosen stays chosen while the names stay the same.
+export function fill(select, names) {
+  if ([...select.options].map((option) => option.value).join("\n") === names.join("\n")) return;
+  select.replaceChildren(...names.map((name) => element("option", {value: name}, name)));
 }
 
 export function mark(text, kind) {

@@ -2,13 +2,15 @@
 
 import {ask, fleet} from "./app.js";
 import {bars, draw, lines} from "./charts.js";
-import {clock, element, facts, mark, seconds, share, table, whole} from "./dom.js";
+import {explanation, openDecisions} from "./decisions.js";
+import {element, facts, fill, mark, refill, share, table, whole} from "./dom.js";
+import {openDryRun} from "./dry_run.js";
 
 const MODE = {EXACT: "good", DEGRADED: "warn", FALLBACK: "bad"};
 
 function replicaCard(replica) {
   const cached = Object.entries(replica.num_blocks || {}).filter(([, n]) => n);
-  const used = Object.values(replica.num_blocks || {})[0] || 0;
+  const used = (replica.num_blocks || {}).gpu || 0;
   const report = replica.report;
   return element("article", {class: "card", "data-replica": replica.id},
     element("h3", {}, replica.id),
@@ -17,11 +19,12 @@ function replicaCard(replica) {
     facts([
       ["requests here", whole(replica.num_active)],
       ["running / waiting", `${whole(report.num_running)} / ${whole(report.num_waiting)}`],
+      ["hit rate (prompt tokens)", share(replica.cached_tokens, replica.prompt_tokens)],
       ["cached blocks", cached.map(([tier, n]) => `${whole(n)} ${tier}`).join(", ") || "none"],
       ["prefill", `${whole(report.prefill_tokens_per_s)} tok/s`],
       ["breaker", replica.breaker],
       ["models", replica.served_models.join(", ")],
-      ["epoch", replica.epoch === null ? "–" : String(replica.epoch)],
+      ["restarts seen", whole(replica.num_restarts)],
     ]),
     replica.max_blocks ? element("progress",
       {class: "bar", max: replica.max_blocks, value: used, "aria-label": "cached share of the blocks"}) : null);
@@ -37,99 +40,36 @@ function openFleet(place) {
       const series = new Map(fleet.state.replicas.map((r) =>
         [r.id, fleet.history.map((h) => [h.at, h.active[r.id] || 0])]));
       series.set("waiting in the gateway", fleet.history.map((h) => [h.at, h.waiting]));
-      draw(load, lines(series), {y: "requests"});
+      const since = Math.min(fleet.history[0].at, Date.now() / 1000 - 60);
+      draw(load, lines(series), {y: "requests", since});
     },
   };
 }
 
-function placeOf(record) {
-  const placed = record.attempts.map((a) => a.decision).filter((d) => d.type === "place");
-  return placed.length ? placed[placed.length - 1] : null;
+// Each prefix below the one that it begins with, with its depth in the tree.
+function treeOf(prefixes, parent = null, depth = 0) {
+  return prefixes.filter((p) => p.parent === parent)
+    .flatMap((p) => [{...p, depth}, ...treeOf(prefixes, p.name, depth + 1)]);
 }
 
-const targetName = (target) => target.dp_rank ? `${target.replica}/${target.dp_rank}` : target.replica;
-
-const DECISION_COLUMNS = [
-  {head: "time", cell: (r) => clock(r.at)},
-  {head: "request", cell: (r) => r.request_id},
-  {head: "tenant", cell: (r) => r.tenant},
-  {head: "replica", cell: (r) => placeOf(r) ? targetName(placeOf(r).winner.target) : "–"},
-  {head: "status", cell: (r) => mark(String(r.status), r.status < 400 ? "good" : "bad"), number: true},
-  {head: "prompt", cell: (r) => whole(r.num_prompt_tokens), number: true},
-  {head: "available", cell: (r) => whole(r.num_available_tokens), number: true},
-  {head: "predicted", cell: (r) => whole(r.num_predicted_tokens), number: true},
-  {head: "realised", cell: (r) => whole(r.usage && r.usage.cached_tokens), number: true},
-  {head: "TTFT", cell: (r) => seconds(r.ttft_s), number: true},
+const PREFIX_COLUMNS = [
+  {head: "prefix", cell: (p) => element("span", {class: `prefix depth-${Math.min(p.depth, 4)}`}, p.name)},
+  {head: "tenant", cell: (p) => p.tenant},
+  {head: "tokens", cell: (p) => whole(p.num_tokens), kind: "number"},
+  {head: "recent requests", cell: (p) => p.heat.toFixed(1), kind: "number"},
+  {head: "held by (blocks)", cell: (p) => Object.entries(p.holders)
+    .map(([target, n]) => `${target.replace(/\/0$/, "")} (${n}/${p.num_blocks})`).join(", ") || "nobody"},
+  {head: "whole copies", cell: (p) =>
+    whole(Object.values(p.holders).filter((n) => n === p.num_blocks).length), kind: "number"},
+  {head: "own blocks", cell: (p) => whole(p.num_held_blocks), kind: "number"},
+  {head: "duplicates", cell: (p) => whole(p.num_duplicates), kind: "number"},
 ];
 
-const CANDIDATE_COLUMNS = [
-  {head: "", cell: (c) => c.won ? mark("chosen", "good") : c.excluded ? mark(c.excluded, "warn") : ""},
-  {head: "replica", cell: (c) => targetName(c.target)},
-  {head: "cached", cell: (c) => whole(c.num_cached_tokens), number: true},
-  {head: "to compute", cell: (c) => whole(c.num_uncached_tokens), number: true},
-  {head: "active", cell: (c) => whole(c.num_active), number: true},
-  {head: "queue", cell: (c) => seconds(c.queue_s), number: true},
-  {head: "first token expected", cell: (c) => seconds(c.expected_s), number: true},
-  {head: "score", cell: (c) => c.score === null || c.score === undefined ? "–" : c.score.toFixed(3), number: true},
-];
-
-function explanation(record) {
-  const parts = record.attempts.map((attempt) => {
-    const decision = attempt.decision;
-    const won = decision.winner ? targetName(decision.winner.target) : null;
-    const rows = (decision.candidates || []).map((c) => ({...c, won: targetName(c.target) === won}));
-    return [
-      element("h2", {}, `Attempt ${attempt.attempt}: ` + (won
-        ? `${won} by ${decision.policy} (${decision.rule || "score"})`
-        : decision.reason || decision.type)),
-      attempt.failure ? element("p", {class: "bad"}, attempt.failure) : null,
-      table(CANDIDATE_COLUMNS, rows, {empty: "No candidate."}),
-    ];
-  });
-  return element("div", {},
-    facts([
-      ["request", record.request_id],
-      ["tenant, model", `${record.tenant}, ${record.model}`],
-      ["prompt tokens", whole(record.num_prompt_tokens)],
-      ["cached: available / predicted / realised",
-        [record.num_available_tokens, record.num_predicted_tokens,
-          record.usage && record.usage.cached_tokens].map(whole).join(" / ")],
-      ["cause of a difference", record.cause || "none"],
-      ["queue, first token, total",
-        [record.queue_s, record.ttft_s, record.duration_s].map(seconds).join(", ")],
-    ]),
-    parts.flat());
-}
-
-function showDecision(record) {
-  const close = element("button", {type: "button", on: {click: () => dialog.close()}}, "Close");
-  const dialog = element("dialog", {"aria-label": "Decision"}, explanation(record), close);
-  dialog.addEventListener("close", () => dialog.remove());
-  document.body.append(dialog);
-  dialog.showModal();
-}
-
-function openDecisions(place) {
-  const error = element("p", {role: "alert", class: "bad"});
-  const id = element("input", {name: "id", placeholder: "request id", "aria-label": "request id"});
-  const search = element("form", {class: "inline", on: {submit: async (event) => {
-    event.preventDefault();
-    error.textContent = "";
-    try {
-      showDecision(await ask(`/admin/decisions/${encodeURIComponent(id.value.trim())}`));
-    } catch (problem) {
-      error.textContent = problem.message;
-    }
-  }}}, id, element("button", {type: "submit"}, "Explain"));
-  const list = element("div");
-  place.append(search, error, list);
-  return {
-    update() {
-      list.replaceChildren(table(DECISION_COLUMNS, fleet.decisions, {
-        pick: showDecision, empty: "No request has ended since this page was opened.",
-      }));
-    },
-  };
+function duplication(prefixes) {
+  const sum = (field) => prefixes.reduce((total, p) => total + p[field], 0);
+  const held = sum("num_held_blocks");
+  const copies = sum("num_duplicates");
+  return `${whole(held)} blocks of these are cached, and ${whole(copies)} more as duplicates on other replicas.`;
 }
 
 function openIndex(place) {
@@ -139,27 +79,20 @@ function openIndex(place) {
   let asked = 0;
   return {
     async update() {
-      totals.replaceChildren(table([
+      refill(totals, table([
         {head: "replica", cell: (r) => r.id},
         {head: "mode", cell: (r) => mark(r.mode, MODE[r.mode])},
-        {head: "gpu blocks", cell: (r) => whole((r.num_blocks || {}).gpu), number: true},
-        {head: "host blocks", cell: (r) => whole((r.num_blocks || {}).host), number: true},
-        {head: "capacity", cell: (r) => whole(r.max_blocks), number: true},
+        {head: "gpu blocks", cell: (r) => whole((r.num_blocks || {}).gpu), kind: "number"},
+        {head: "host blocks", cell: (r) => whole((r.num_blocks || {}).host), kind: "number"},
+        {head: "capacity", cell: (r) => whole(r.max_blocks), kind: "number"},
       ], fleet.state.replicas));
       if (Date.now() - asked < 4000) return;
       asked = Date.now();
       const found = await ask("/admin/index/hot").catch((error) => ({prefixes: [], reason: error.message}));
-      hot.replaceChildren(
-        found.reason ? element("p", {class: "warn"}, found.reason) : "",
-        table([
-          {head: "prefix", cell: (p) => p.name},
-          {head: "tenant", cell: (p) => p.tenant},
-          {head: "tokens", cell: (p) => whole(p.num_tokens), number: true},
-          {head: "recent requests", cell: (p) => p.heat.toFixed(1), number: true},
-          {head: "held by (blocks)", cell: (p) => Object.entries(p.holders)
-            .map(([target, n]) => `${target} (${n}/${p.num_blocks})`).join(", ") || "nobody"},
-          {head: "copies", cell: (p) => whole(Object.values(p.holders).filter((n) => n === p.num_blocks).length), number: true},
-        ], found.prefixes, {empty: "No two requests have shared a prefix yet."}));
+      refill(hot,
+        found.reason ? element("p", {class: "warn"}, `Nobody knows who holds them: ${found.reason}`) : "",
+        found.prefixes.length ? element("p", {class: "note"}, duplication(found.prefixes)) : "",
+        table(PREFIX_COLUMNS, treeOf(found.prefixes), {empty: "No two requests have shared a prefix yet."}));
     },
   };
 }
@@ -184,24 +117,25 @@ function openTenants(place) {
   place.append(rows, element("h2", {}, "Cached prompt tokens"), chart,
     element("h2", {}, "Usage by tenant and key"), usage);
   ask("/admin/usage").then((answer) => usage.replaceChildren(table([
-    {head: "day", cell: (t) => t.day}, {head: "tenant", cell: (t) => t.tenant},
+    {head: "day", cell: (t) => t.day, kind: "tight"}, {head: "tenant", cell: (t) => t.tenant},
     {head: "key", cell: (t) => t.key || "–"}, {head: "model", cell: (t) => t.model},
-    {head: "requests", cell: (t) => whole(t.requests), number: true},
-    {head: "uncached", cell: (t) => whole(t.uncached_tokens), number: true},
-    {head: "cached", cell: (t) => whole(t.cached_tokens), number: true},
-    {head: "output", cell: (t) => whole(t.output_tokens), number: true},
-    {head: "charged", cell: (t) => whole(t.charged_tokens), number: true},
+    {head: "requests", cell: (t) => whole(t.requests), kind: "number"},
+    {head: "uncached", cell: (t) => whole(t.uncached_tokens), kind: "number"},
+    {head: "cached", cell: (t) => whole(t.cached_tokens), kind: "number"},
+    {head: "output", cell: (t) => whole(t.output_tokens), kind: "number"},
+    {head: "charged", cell: (t) => whole(t.charged_tokens), kind: "number"},
   ], answer.totals)), (error) => usage.replaceChildren(error.message));
   return {
     update() {
       const tenants = fleet.state.tenants;
-      rows.replaceChildren(table([
+      refill(rows, table([
         {head: "tenant", cell: (t) => t.name},
-        {head: "requests", cell: (t) => whole(t.requests), number: true},
-        {head: "refused (429)", cell: (t) => whole(t.refused), number: true},
-        {head: "prompt tokens", cell: (t) => whole(t.prompt_tokens), number: true},
-        {head: "of which cached", cell: (t) => share(t.realised_tokens, t.prompt_tokens), number: true},
-        {head: "charged tokens", cell: (t) => whole(t.charged_tokens), number: true},
+        {head: "requests", cell: (t) => whole(t.requests), kind: "number"},
+        {head: "waiting", cell: (t) => whole(t.num_waiting), kind: "number"},
+        {head: "refused (429)", cell: (t) => whole(t.refused), kind: "number"},
+        {head: "prompt tokens", cell: (t) => whole(t.prompt_tokens), kind: "number"},
+        {head: "of which cached", cell: (t) => share(t.realised_tokens, t.prompt_tokens), kind: "number"},
+        {head: "charged tokens", cell: (t) => whole(t.charged_tokens), kind: "number"},
         {head: "limits", cell: limitText},
       ], tenants));
       draw(chart, bars(tenants.map((t) => t.name), [
@@ -235,7 +169,7 @@ function openKeys(place) {
     try {
       const path = `/admin/tenants/${encodeURIComponent(key.tenant)}/keys/${encodeURIComponent(key.alias || key.id)}`;
       const answer = await ask(`${path}/rotate`, {method: "POST", body: {}});
-      made.textContent = `The new key, shown once: ${answer.key}`;
+      made.textContent = `The new key, shown once: ${answer.key}\nThe old one works for another day.`;
     } catch (error) {
       made.textContent = error.message;
     }
@@ -274,12 +208,12 @@ function openPlayground(place) {
   element("label", {}, "Tenant", tenant), element("label", {}, "Model", model),
   element("label", {}, "Prompt", prompt), element("label", {}, "Tokens at most", tokens), send);
   place.append(form, result);
-  const fill = (select, names) => {
-    if (select.children.length === names.length) return;
-    select.replaceChildren(...names.map((name) => element("option", {}, name)));
-  };
   return {
     update() {
+      if (fleet.state.role === "viewer") {
+        send.disabled = true;
+        result.replaceChildren(element("p", {class: "note"}, "A viewer's key reads, and sends nothing."));
+      }
       fill(tenant, fleet.state.tenants.map((t) => t.name));
       fill(model, [...new Set(fleet.state.replicas.flatMap((r) => r.served_models))]);
     },
@@ -291,6 +225,7 @@ export const VIEWS = {
   decisions: {title: "Decisions", open: openDecisions},
   index: {title: "Index", open: openIndex},
   tenants: {title: "Tenants", open: openTenants},
+  policies: {title: "Policies", open: openDryRun},
   keys: {title: "Keys", open: openKeys},
   playground: {title: "Playground", open: openPlayground},
 };

@@ -10,37 +10,42 @@ from html import escape
 from pathlib import Path
 
 from kvindex.foundation.errors import PrefixFleetError
-from sim.report.charts import Bar, Line, bar_chart, line_chart
+from sim.report.charts import NUM_COLOURS, Bar, Line, bar_chart, line_chart, percent
 from sim.report.sentences import compare, named, sentences
 from sim.report.summary import ReplayReport
 from sim.report.traffic import Traffic
 
 _STYLE = """
-:root{--ink:#1b1f24;--soft:#59636e;--paper:#fff;--line:#d8dee4;--mark:#cf222e}
+:root{color-scheme:light dark;--ink:#1b1f24;--soft:#59636e;--paper:#fff;--line:#d8dee4;
+--mark:#cf222e;--c0:#0969da;--c1:#bc4c00;--c2:#1a7f37;--c3:#8250df;--c4:#9a6700;--c5:#cf222e;
+--c6:#0a7ea4;--c7:#6e7781}
 @media(prefers-color-scheme:dark){:root{--ink:#e6edf3;--soft:#9198a1;--paper:#0d1117;--line:#30363d;
---mark:#ff7b72}}
-body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:760px;
+--mark:#ff7b72;--c0:#58a6ff;--c1:#f0883e;--c2:#3fb950;--c3:#bc8cff;--c4:#d29922;--c5:#ff7b72;
+--c6:#39c5cf;--c7:#8b949e}}
+body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:900px;
 margin:2rem auto;padding:0 1rem}
-h1{font-size:1.5rem}h2{font-size:1.1rem;margin-top:2.2rem}p.note,figcaption{color:var(--soft)}
+h1{font-size:1.5rem;overflow-wrap:anywhere}h2{font-size:1.1rem;margin-top:2.2rem}
+p{max-width:44rem}p.note{color:var(--soft)}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;font-size:13px}
 th,td{padding:.25rem .5rem;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}
-th:first-child,td:first-child{text-align:left;white-space:normal}
-.scroll{overflow-x:auto}figure{margin:1rem 0}svg{width:100%;height:auto;font-size:11px}
+th:first-child,td:first-child{text-align:left}
+.scroll{overflow-x:auto}svg{width:100%;height:auto;font-size:11px}
 svg text{fill:var(--soft)}.grid{stroke:var(--line)}.line{fill:none;stroke-width:2}
-.mark{stroke:var(--mark);stroke-width:2}.collapsed{color:var(--mark);font-weight:600}
+.collapsed{color:var(--mark);font-weight:600}
+.line.d1{stroke-dasharray:7 4}.line.d2{stroke-dasharray:2 4}
+.bars{display:grid;grid-template-columns:fit-content(18rem) minmax(6rem,1fr) auto;
+gap:.35rem .8rem;align-items:center;font-size:13px}
+.label{text-align:right;color:var(--soft);overflow-wrap:anywhere}.value{color:var(--soft)}
+.track{position:relative;display:flex;height:18px}.bar{display:block}
+.cut{border-right:4px dotted var(--mark)}
+.mark{position:absolute;top:-3px;bottom:-3px;width:2px;background:var(--mark)}
+@media(max-width:40rem){svg{font-size:19px}.bars{grid-template-columns:minmax(0,1fr) auto}
+.label{grid-column:1/-1;text-align:left;margin-bottom:-.35rem}}
 ul.legend{list-style:none;display:flex;flex-wrap:wrap;gap:.2rem 1rem;padding:0;font-size:12px}
-.key{display:inline-block;width:.8em;height:.8em;margin-right:.4em;border-radius:2px}
+.key{display:inline-block;box-sizing:border-box;width:.9em;height:.9em;margin-right:.4em;
+border:2px solid;border-radius:2px}.key.d1{border-style:dashed}.key.d2{border-style:dotted}
+.key.d1,.key.d2{background:none!important}
 """
-_COLOURS = (
-    "#0969da",
-    "#bc4c00",
-    "#1a7f37",
-    "#8250df",
-    "#bf8700",
-    "#cf222e",
-    "#0a7ea4",
-    "#6e7781",
-)
 
 
 def write_page(
@@ -75,9 +80,9 @@ def page(trace: str, reports: Sequence[ReplayReport], traffic: Traffic | None = 
         parts.append(_section("Reuse distance", _distance_chart(traffic)))
         parts.append(_section("Hot prefixes", _hot_prefixes(traffic)))
     colours = "".join(
-        f".c{i}{{stroke:{colour}}}.bar.c{i},.dot.c{i}{{fill:{colour};stroke:none}}"
-        f".key.c{i}{{background:{colour}}}"
-        for i, colour in enumerate(_COLOURS)
+        f".line.c{i}{{stroke:var(--c{i})}}.dot.c{i}{{fill:var(--c{i})}}"
+        f".bar.c{i},.key.c{i}{{background:var(--c{i})}}.key.c{i}{{border-color:var(--c{i})}}"
+        for i in range(NUM_COLOURS)
     )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -98,9 +103,14 @@ def _class(line: str) -> str:
 def _settings(report: ReplayReport) -> str:
     return (
         f"Mode {report.mode}, speed-up {report.speed_up:g}, blocks of {report.block_size} tokens, "
-        f"{report.gateways} gateway(s) that see {report.view}; latency {report.latency} "
+        f"{_gateways(report)} {report.view}; latency {report.latency} "
         f"({report.timing}); warm-up: {report.warm_up}."
     )
+
+
+def _gateways(report: ReplayReport) -> str:
+    one = report.gateways == 1
+    return "one gateway that sees" if one else f"{report.gateways} gateways that see"
 
 
 def _fleet(report: ReplayReport) -> str:
@@ -152,7 +162,9 @@ def _hit_chart(reports: Sequence[ReplayReport]) -> str:
             name = f"{named(report)}, {report.replicas} replicas"
             curves.setdefault(name, []).append((report.blocks, report.token_hit or 0.0))
         lines = [Line(name, sorted(points)) for name, points in curves.items()]
-        return line_chart(lines, x_title="blocks per replica", y_title="token hit", log_x=True)
+        return line_chart(
+            lines, x_title="blocks per replica", y_title="token hit", log_x=True, y_format=percent
+        )
     bars = [
         Bar(
             _fleet(report),
@@ -171,16 +183,18 @@ def _infinite(report: ReplayReport) -> float | None:
 
 
 def _ttft_chart(reports: Sequence[ReplayReport]) -> str:
-    bars = [
-        Bar(
-            _fleet(report),
-            [report.queue_s.mean, report.prefill_s.mean],
-            f"p50 {report.ttft_s.p50:.2f} s, p95 {report.ttft_s.p95:.2f} s",
-        )
-        for report in reports
-        if report.ttft_s and report.queue_s and report.prefill_s
-    ]
-    return bar_chart(bars, ("queue, mean", "prefill, mean"))
+    bars, means = [], []
+    for report in reports:
+        if report.ttft_s and report.queue_s and report.prefill_s:
+            text = f"p50 {report.ttft_s.p50:.2f} s, p95 {report.ttft_s.p95:.2f} s"
+            bars.append(Bar(_fleet(report), [report.queue_s.mean, report.prefill_s.mean], text))
+            if not report.collapsed:
+                means.append(report.ttft_s.mean)
+    # One that has collapsed would leave nothing to see of the others.
+    chart = bar_chart(bars, ("queue, mean", "prefill, mean"), longest=max(means, default=None))
+    is_cut = means and len(means) < len(bars)
+    note = "<p class=note>Bars with a dotted end go far beyond the scale.</p>"
+    return chart + (note if is_cut else "")
 
 
 def _balance_chart(reports: Sequence[ReplayReport]) -> str:
@@ -239,7 +253,9 @@ def _capacity_chart(traffic: Traffic) -> str:
     lru = [(b.capacity, b.lru_hit_blocks / total) for b in traffic.capacity_curve]
     belady = [(b.capacity, b.belady_hit_blocks / total) for b in traffic.capacity_curve]
     lines = [Line("one pool, LRU", lru), Line("one pool, clairvoyant (Belady)", belady)]
-    return line_chart(lines, x_title="blocks in all", y_title="block hit", log_x=True)
+    return line_chart(
+        lines, x_title="blocks in all", y_title="block hit", log_x=True, y_format=percent
+    )
 
 
 def _distance_chart(traffic: Traffic) -> str:

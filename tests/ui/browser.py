@@ -103,6 +103,9 @@ async def browser(*, width: int = 1280, height: int = 900) -> AsyncIterator[Brow
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     service = webdriver.ChromeService(executable_path=shutil.which("chromedriver"))
     driver = await asyncio.to_thread(lambda: webdriver.Chrome(options=options, service=service))
+    # A window is never as narrow as a phone; what it shows can be.
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    await asyncio.to_thread(driver.execute_cdp_cmd, "Emulation.setDeviceMetricsOverride", size)
     try:
         yield Browser(driver)
     finally:

@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 
-from router.config import TenantConfig, TenantKey
-from tests.router.fake_replica import key_hash
-from tests.router.running_gateway import (
-    ACME_KEY,
-    ADMIN_KEY,
-    GLOBEX_KEY,
-    Running,
-    chat,
-    gateway_spec,
-    running_gateway,
-)
+from tests.router.running_gateway import Running, chat, gateway_spec, running_gateway
 from tests.ui.browser import Browser, browser, is_installed
+from tests.ui.dashboard import EVIL, LONG, TENANTS, keep, load, signed_in
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not is_installed(), reason="needs chromium and chromedriver"),
 ]
-
-EVIL = "<img src=x onerror=window.hacked=1>"
-LONG = "the long story of a lonely lighthouse keeper " * 8
-IMAGES = Path(os.environ.get("PREFIXFLEET_SCREENSHOTS", ""))
-TENANTS = (
-    TenantConfig(
-        name="acme",
-        keys=(TenantKey(hash=key_hash(ACME_KEY), alias="ci", owner=EVIL),),
-        aliases={EVIL: "tiny"},
-    ),
-    TenantConfig(name="globex", keys=(TenantKey(hash=key_hash(GLOBEX_KEY)),)),
-)
 
 
 @pytest.fixture
@@ -47,30 +26,8 @@ async def running() -> AsyncIterator[Running]:
 
 @pytest.fixture
 async def page(running: Running) -> AsyncIterator[Browser]:
-    """Return a signed-in dashboard."""
-    async with browser() as tab:
-        await tab.open(f"{running.admin_url}/ui")
-        await tab.type("#key", ADMIN_KEY)
-        await tab.click("#sign-in button")
-        await tab.find("[data-replica=r0]")
+    async with signed_in(running) as tab:
         yield tab
-
-
-async def load(running: Running) -> None:
-    """Send five requests of one tenant with a common prefix, one of another."""
-    for i in range(5):
-        status, _, _ = await running.post(
-            "/v1/chat/completions", chat(LONG), **{"x-request-id": f"load-{i}"}
-        )
-        assert status == 200
-    status, _, _ = await running.post("/v1/chat/completions", chat(LONG), key=GLOBEX_KEY)
-    assert status == 200
-
-
-async def keep(page: Browser, name: str) -> None:
-    """Keep a screenshot where the documentation shows it, when asked to."""
-    if IMAGES.name:
-        await page.screenshot(IMAGES / f"{name}.png")
 
 
 async def test_every_view_opens_without_a_word_on_the_console(
@@ -78,10 +35,11 @@ async def test_every_view_opens_without_a_word_on_the_console(
 ) -> None:
     await load(running)
     for view, words in {
-        "fleet": "requests here",
+        "fleet": "20 gpu",
         "decisions": "load-0",
         "index": "Hottest shared prefixes",
         "tenants": "Cached prompt tokens",
+        "policies": "Placed by the default now: prefix_cost.",
         "keys": "from the configuration",
         "playground": "Tokens at most",
     }.items():
@@ -93,10 +51,14 @@ async def test_every_view_opens_without_a_word_on_the_console(
 
 async def test_the_views_show_the_numbers_of_the_load(running: Running, page: Browser) -> None:
     await load(running)
+    # The first computes 323 tokens, the next four of the tenant find 320 of them cached.
+    await page.shows("hit rate (prompt tokens)")
+    shown = "return [...document.querySelectorAll('.card')].map((card) => card.innerText)"
+    await page.until(lambda: "79.3 %" in "\n".join(page.driver.execute_script(shown)))
     await page.click("[data-view=tenants]")
     rows = "return [...document.querySelectorAll('tbody tr')].map((r) => r.innerText)"
-    await page.until(lambda: "acme\t5\t0\t" in "\n".join(page.driver.execute_script(rows)))
-    assert any(row.startswith("globex\t1\t0\t") for row in await page.script(rows))
+    await page.until(lambda: "acme\t5\t0\t0\t" in "\n".join(page.driver.execute_script(rows)))
+    assert any(row.startswith("globex\t1\t0\t0\t") for row in await page.script(rows))
     await page.click("[data-view=index]")
     await page.shows("r0" if running.replicas[0].bodies else "r1")
     await page.until(lambda: "acme" in "\n".join(page.driver.execute_script(rows)))
@@ -153,15 +115,45 @@ async def test_a_wrong_key_is_told_and_the_page_asks_again(running: Running) -> 
 
 
 async def test_it_fits_a_phone_and_is_reached_by_keyboard(running: Running) -> None:
-    async with browser(width=390, height=800) as tab:
-        await tab.open(f"{running.admin_url}/ui")
-        await tab.type("#key", ADMIN_KEY + "\n")
-        await tab.find("[data-replica=r0]")
+    async with signed_in(running, width=390, height=800) as tab:
+        await load(running)
         for _ in range(5):
             await tab.run(lambda: tab.driver.switch_to.active_element.send_keys("\t"))
         width = await tab.script("return document.documentElement.scrollWidth - innerWidth")
         assert width <= 0
         await tab.script("document.querySelector('[role=tab]').focus()")
-        await tab.run(lambda: tab.driver.switch_to.active_element.send_keys("\ue014"))
+        await tab.run(lambda: tab.driver.switch_to.active_element.send_keys(Keys.ARROW_RIGHT))
         await tab.find("input[name=id]")
+        await tab.shows("load-4")
         await keep(tab, "phone")
+
+
+async def test_a_row_keeps_the_focus_while_others_arrive(running: Running) -> None:
+    async with signed_in(running) as tab:
+        await load(running)
+        await tab.click("[data-view=decisions]")
+        await tab.shows("load-2")
+        await tab.script(
+            "[...document.querySelectorAll('tr.pick')]"
+            ".find((row) => row.innerText.includes('load-2')).focus()"
+        )
+        await running.post("/v1/chat/completions", chat(LONG), **{"x-request-id": "the-next"})
+        await tab.shows("the-next")
+        await tab.run(lambda: tab.driver.switch_to.active_element.send_keys(Keys.ENTER))
+        dialog = await tab.find("dialog")
+        assert "load-2" in await tab.run(lambda: dialog.text)
+        await tab.run(lambda: tab.driver.switch_to.active_element.send_keys(Keys.ESCAPE))
+        await tab.until(lambda: not tab.driver.find_elements(By.CSS_SELECTOR, "dialog"))
+
+
+async def test_a_viewer_looks_at_everything_and_sends_nothing(running: Running) -> None:
+    made = {"alias": "eye", "role": "viewer"}
+    status, viewer = await running.admin("/admin/admins", method="POST", body=made)
+    assert status == 201
+    async with signed_in(running, key=viewer["key"]) as tab:
+        await tab.click("[data-view=playground]")
+        await tab.shows("A viewer's key reads, and sends nothing.")
+        assert await tab.script("return document.querySelector('button.primary').disabled")
+        await tab.click("[data-view=policies]")
+        await tab.shows("Placed by the default now")
+        assert await tab.complaints() == []

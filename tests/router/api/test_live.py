@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+from typing import Any
 
 import msgspec
 from rich.console import Console
 
 from router.api.live import LiveState
 from router.launch.top import screen
-from tests.router.running_gateway import GLOBEX_KEY, chat, running_gateway
+from router.policy.queueing import QueueConfig
+from tests.conditions import until
+from tests.router.fake_replica import Behaviour
+from tests.router.running_gateway import (
+    GLOBEX_KEY,
+    MemoryStores,
+    chat,
+    completion,
+    gateway_spec,
+    running_gateway,
+)
 
 LONG = "the long story of a lonely lighthouse keeper " * 8
 
@@ -57,6 +69,89 @@ async def test_hot_prefixes_name_who_holds_them() -> None:
         assert (prefix["tenant"], prefix["num_blocks"], prefix["num_tokens"]) == ("acme", 16, 256)
         assert list(prefix["holders"].values()) == [16]
         assert 2.9 < prefix["heat"] <= 3.0
+        assert (prefix["parent"], prefix["num_held_blocks"], prefix["num_duplicates"]) == (
+            None,
+            16,
+            0,
+        )
+
+
+async def test_hot_prefixes_are_a_tree_whose_duplicates_are_counted_once() -> None:
+    spec = gateway_spec(default_policy="round_robin")
+    async with running_gateway(spec) as running:
+        for turns in (2, 2, 4, 4, 4, 4):
+            prompt = [1] * 16 * turns
+            await running.post("/v1/completions", completion(prompt, max_tokens=1))
+        _, body = await running.admin("/admin/index/hot")
+        longer, shorter = body["prefixes"]
+        assert (longer["num_blocks"], shorter["num_blocks"]) == (4, 2)
+        assert (longer["parent"], shorter["parent"]) == (shorter["name"], None)
+        assert longer["holders"] == shorter["holders"] | {"r0/0": 4, "r1/0": 4}
+        # Of four blocks two are the parent's; each of the others is there twice.
+        assert (longer["num_held_blocks"], longer["num_duplicates"]) == (2, 2)
+        assert (shorter["num_held_blocks"], shorter["num_duplicates"]) == (2, 2)
+
+
+async def test_without_the_index_nobody_knows_who_holds_a_prefix() -> None:
+    stores = MemoryStores()
+    async with running_gateway(stores=stores) as running:
+        for _ in range(2):
+            await running.post("/v1/chat/completions", chat(LONG))
+        stores.down = True
+        await until(lambda: running.gateway.view.store_down_reason is not None)
+        _, body = await running.admin("/admin/index/hot")
+        assert "connection refused" in body["reason"]
+        assert [prefix["holders"] for prefix in body["prefixes"]] == [{}]
+        stores.down = False
+
+
+async def test_a_replica_shows_its_hit_rate_and_its_restarts() -> None:
+    async with running_gateway(replicas=1) as running:
+        for _ in range(2):
+            await running.post("/v1/completions", completion([1] * 33, max_tokens=1))
+
+        async def shown() -> dict[str, Any]:
+            _, body = await running.admin("/admin/replicas")
+            (state,) = body["replicas"]
+            return dict(state)
+
+        state = await shown()
+        assert (state["prompt_tokens"], state["cached_tokens"]) == (66, 32)
+        assert state["num_restarts"] == 0
+        record = await running.register(running.replicas[0])
+        await until(lambda: running.knows(record))
+        assert (await shown())["num_restarts"] == 1
+
+
+async def test_policies_are_listed_with_their_defaults() -> None:
+    async with running_gateway(gateway_spec(default_policy="session"), replicas=0) as running:
+        _, body = await running.admin("/admin/policies")
+        assert (body["default"], body["default_params"]) == ("session", {})
+        params = {policy["name"]: policy["params"] for policy in body["policies"]}
+        assert params["round_robin"] == {}
+        assert params["session"] == {"max_load_factor": 1.5, "min_load": 4.0}
+
+
+async def test_what_waits_is_counted_for_its_tenant() -> None:
+    # At the assumed 1000 tokens/s, one prompt of 50 tokens keeps a replica from taking another.
+    spec = gateway_spec(queue=QueueConfig(accept_s=0.04))
+    async with running_gateway(spec, replicas=1) as running:
+        hold = asyncio.Event()
+        running.replicas[0].behaviour = Behaviour(hold=hold)
+        calls = [
+            asyncio.create_task(running.post("/v1/completions", completion([i + 1] * 50)))
+            for i in range(3)
+        ]
+        planner = running.gateway.planner
+        await until(lambda: planner.num_waiting_of("acme") == 2)
+        _, body = await running.admin("/admin/live?once=true")
+        assert {tenant["name"]: tenant["num_waiting"] for tenant in body["tenants"]} == {
+            "acme": 2,
+            "globex": 0,
+        }
+        assert body["num_waiting"] == 2
+        hold.set()
+        assert [status for status, _, _ in await asyncio.gather(*calls)] == [200, 200, 200]
 
 
 async def test_the_playground_is_limited_and_charged_as_its_tenant() -> None:

@@ -11,12 +11,12 @@ from router.observe.shared_decisions import SharedDecisions
 from tests.redis_server import RedisServer
 
 
-def record(request_id: str) -> DecisionRecord:
+def record(request_id: str, *, at: float = 1.0, tenant: str = "acme") -> DecisionRecord:
     return DecisionRecord(
         request_id=request_id,
         unique_id=f"{request_id}.1",
-        at=1.0,
-        tenant="acme",
+        at=at,
+        tenant=tenant,
         model="tiny",
         status=200,
         num_prompt_tokens=3,
@@ -55,6 +55,23 @@ async def test_keys_are_bounded_and_end_by_themselves(private_redis: RedisServer
     assert len(keys) == 6
     assert all([0 < await redis.ttl(key) <= 3600 for key in keys])
     await redis.aclose()
+
+
+async def test_the_newest_of_all_gateways_are_listed(private_redis: RedisServer) -> None:
+    first, second = gateway(private_redis), gateway(private_redis)
+    for i in range(6):
+        tenant = "globex" if i == 0 else "acme"
+        (first, second)[i % 2].add(record(f"r{i}", at=float(i), tenant=tenant))
+    await first.flush()
+    # What the second has not delivered yet it lists all the same, for itself.
+    assert [r.request_id for r in await second.newest(4)] == ["r5", "r4", "r3", "r2"]
+    assert [r.request_id for r in await first.newest(4)] == ["r4", "r2", "r0"]
+    assert [r.request_id for r in await second.newest(4, tenant="globex")] == ["r0"]
+    private_redis.kill()
+    assert [r.request_id for r in await first.newest(4)] == ["r4", "r2"]  # It keeps two itself.
+    private_redis.start()
+    await first.close()
+    await second.close()
 
 
 async def test_while_redis_is_away_own_decisions_are_found_and_others_wait(
