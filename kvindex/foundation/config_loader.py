@@ -83,7 +83,7 @@ def load_config(
     secrets: list[SettingPath] = []
     base = file.parent if file is not None else Path.cwd()
     resolved = _resolve_secrets(tree, (), base, environ, secrets, source)
-    types = {name: _resolve_type(reference) for name, reference in sections.items()}
+    types = {name: resolve_type(reference) for name, reference in sections.items()}
     _refuse_unknown_sections(resolved, types, origins, source)
     built = {
         name: _build(name, kind, resolved.get(name), origins, source)
@@ -189,7 +189,8 @@ def _secret(kind: str, reference: str, place: str, base: Path, environ: Mapping[
         raise ConfigError(f"{place}: the secret file cannot be read: {error}") from None
 
 
-def _resolve_type(reference: str) -> Any:
+def resolve_type(reference: str) -> Any:
+    """Import the type that "module:Struct" or "list[module:Struct]" names."""
     is_list = reference.startswith("list[")
     module, _, name = reference.removeprefix("list[").removesuffix("]").partition(":")
     kind = getattr(importlib.import_module(module), name)
