@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup up check test coverage test-slow test-chaos test-interop test-gpu bench
+.PHONY: setup up check test coverage test-slow test-chaos test-interop test-gpu audit bench
 
 setup: $(STAMP)
 
@@ -16,7 +16,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest tests/architecture tests/docs $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" tests/architecture tests/docs $(ARGS)
 
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
@@ -33,9 +33,14 @@ test-slow: setup
 test-chaos: setup
 	$(BIN)/python -m pytest tests/chaos -m slow $(ARGS)
 
-# Needs an interpreter with vLLM in PREFIXFLEET_VLLM_PYTHON; docs/interop.md says how to get one.
+# Needs a vLLM in PREFIXFLEET_VLLM_PYTHON, and other routers in PREFIXFLEET_VLLM_ROUTER and
+# PREFIXFLEET_SMG_PYTHON; tests of what is not named are skipped (docs/interop.md).
 test-interop: setup
 	$(BIN)/python -m pytest tests/interop -m slow -rs $(ARGS)
+
+# What is installed: pinned, licensed, fitting, not yanked, without known holes. Says what it skipped.
+audit: setup
+	$(BIN)/python -m tests.deploy.audit
 
 # Needs a GPU and a torch for CUDA in .venv (docs/gpu.md); exits with 3 where there is none.
 test-gpu: setup

@@ -13,6 +13,7 @@ from router.api import (
     admin_config,
     admin_policy,
     admin_tenants,
+    counts,
     description,
     health,
     index_explain,
@@ -24,7 +25,7 @@ from router.api import (
     ui,
     usage,
 )
-from router.api.http import name_request, shape_errors
+from router.api.http import insist_on_tls, name_request, shape_errors
 from router.assembly import Gateway
 
 
@@ -56,11 +57,13 @@ def build_admin_app(gateway: Gateway) -> web.Application:
     app = web.Application(middlewares=[shape_errors, access.admin_only])
     app[openai.GATEWAY] = gateway
     app.on_response_prepare.append(name_request)
+    app.on_response_prepare.append(insist_on_tls)
     app.router.add_get("/admin/replicas", admin.replicas)
     app.router.add_post("/admin/replicas/{id}/reset_prefix_cache", admin.reset_prefix_cache)
     app.router.add_get("/admin/decisions", live.decisions)
     app.router.add_get("/admin/decisions/{id}", admin.decision)
     app.router.add_get("/admin/live", live.live)
+    app.router.add_get("/admin/counts", counts.counts)
     app.router.add_get("/admin/index/hot", index_hot.hot)
     app.router.add_post("/admin/playground", playground.play)
     for path in ("/ui", "/ui/"):
@@ -81,6 +84,7 @@ def _add_tenancy(app: web.Application) -> None:
     app.router.add_get(tenant, admin_tenants.get_tenant)
     app.router.add_patch(tenant, admin_tenants.update_tenant)
     app.router.add_delete(tenant, admin_tenants.delete_tenant)
+    app.router.add_get("/admin/policies", admin_policy.policies)
     app.router.add_post(f"{tenant}/policy/dry-run", admin_policy.dry_run)
     app.router.add_get(f"{tenant}/keys", admin_tenants.list_keys)
     app.router.add_post(f"{tenant}/keys", admin_tenants.create_key)

@@ -77,6 +77,9 @@ COMMANDS = {
     ),
     "config check": Command("router.launch.config_command:check", "validate the configuration"),
     "config show": Command("router.launch.config_command:show", "print the merged configuration"),
+    "config reference": Command(
+        "router.launch.config_command:reference", "print every setting that there is"
+    ),
     "config reload": Command(
         "router.launch.config_command:reload", "make the gateway read its file again"
     ),

@@ -67,13 +67,26 @@ class StaticReplica(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class RecordConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a gateway records its traffic as a trace for `prefixfleet replay`; never any text.
+    """Where a gateway records its traffic as a trace for `prefixfleet replay run`; never any text.
 
     A file that exists is kept, and a number put into the new one's name. `max_bytes` end it.
     """
 
     path: str
     max_bytes: Positive = 1024 * 1024 * 1024
+
+
+class TlsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The certificate of both listeners, and its key, as PEM files; re-read when renewed.
+
+    The certificate is followed by those of its authorities, if there are any between it and one
+    that clients know. With `client_ca` the listener of clients wants a certificate by one of the
+    authorities in that file from each of them; the admin listener does not.
+    """
+
+    certificate: str
+    key: str
+    client_ca: str | None = None
 
 
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,13 +102,15 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `body_timeout_s`, or that reads nothing for `write_timeout_s`, is given up. `max_in_flight`
     requests are served at a time, the next one gets 429. `queue`, `saturation_s`, `max_siblings`
     and `hot_prefixes` are the planner's guards (docs/routing.md), null switches one off.
-    `processes` serve on the one port; what a process bounds, it bounds for itself.
+    `processes` serve on the one port; what a process bounds, it bounds for itself. With `tls` both
+    listeners speak HTTPS alone.
     """
 
     host: str = "127.0.0.1"
     port: Port = 8000
     admin_host: str = "127.0.0.1"
     admin_port: Port = 8001
+    tls: TlsConfig | None = None
     processes: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     max_body_bytes: Positive = 16 * 1024 * 1024
     max_in_flight: Positive = 4096

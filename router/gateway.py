@@ -14,6 +14,7 @@ import os
 import secrets
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,6 +45,7 @@ from router.observe.access_log import write_together
 from router.observe.shared_decisions import SharedDecisions
 from router.seat import Seat, read_seat
 from router.tenancy.stores import TenancyStores, check_state_server, redis_stores
+from router.tls import ListenerTls, load_certificate
 
 log = logging.getLogger("prefixfleet.router")
 
@@ -63,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         spec = load_spec(arguments.config_json)
         check_processes(spec)
+        if spec.router.tls is not None:
+            load_certificate(spec.router.tls)  # once, before as many processes say what is wrong
         if arguments.seat:
             work = serve(spec, read_seat(sys.stdin.buffer.read()))
         elif spec.router.processes > 1:
@@ -89,6 +93,7 @@ async def serve(spec: GatewaySpec, seat: Seat | None = None) -> None:
     Raises DependencyError when a port is taken, ConfigError when the spec makes no sense.
     """
     stop = _stop_on_signals()
+    tls = ListenerTls(spec.router.tls) if spec.router.tls is not None else None
     write_together(asyncio.get_running_loop())
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read again
     config = spec.router
@@ -112,11 +117,14 @@ async def serve(spec: GatewaySpec, seat: Seat | None = None) -> None:
     try:
         await gateway.start()
         _reload_on_signal(gateway)
+        if tls is not None:
+            tls.start(every_s=config.poll_s)
         if seat is None:
-            await _listen(client_runner, config.host, config.port)
-            await _listen(admin_runner, config.admin_host, config.admin_port)
+            clients, admins = (tls.clients, tls.admins) if tls is not None else (None, None)
+            await _listen(client_runner, config.host, config.port, clients)
+            await _listen(admin_runner, config.admin_host, config.admin_port, admins)
         else:
-            await _take_seat(seat, client_runner, admin_runner)
+            await _take_seat(seat, client_runner, admin_runner, tls)
         log.info(
             "gateway ready id=%s process=%d url=%s admin=%s replicas=%d mode=%s",
             gateway.id,
@@ -132,6 +140,8 @@ async def serve(spec: GatewaySpec, seat: Seat | None = None) -> None:
         if num_left:
             log.warning("cutting off requests=%d after_s=%g", num_left, config.drain_timeout_s)
     finally:
+        if tls is not None:
+            tls.close()
         await client_runner.cleanup()
         await admin_runner.cleanup()
         await gateway.close()
@@ -173,29 +183,38 @@ def _shared_decisions(spec: GatewaySpec) -> SharedDecisions | None:
     return SharedDecisions(connect(url, spec.redis), max_records=spec.router.max_decisions)
 
 
-async def _listen(runner: web.AppRunner, host: str, port: int) -> None:
+async def _listen(runner: web.AppRunner, host: str, port: int, tls: ssl.SSLContext | None) -> None:
     """Open a listener; raise DependencyError when the port is taken."""
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
+        await web.TCPSite(runner, host, port, backlog=BACKLOG, ssl_context=tls).start()
     except OSError as error:
         raise port_taken(host, port, error) from None
 
 
-async def _take_seat(seat: Seat, clients: web.AppRunner, admins: web.AppRunner) -> None:
+async def _take_seat(
+    seat: Seat, clients: web.AppRunner, admins: web.AppRunner, tls: ListenerTls | None
+) -> None:
     """Serve on the parent's listeners; last, let the other processes ask what an admin may."""
     await clients.setup()
     await admins.setup()
-    await web.SockSite(clients, socket.socket(fileno=seat.client_fd), backlog=BACKLOG).start()
+    await _serve_on(clients, seat.client_fd, tls.clients if tls is not None else None)
     if seat.admin_fd is not None:
-        await web.SockSite(admins, socket.socket(fileno=seat.admin_fd), backlog=BACKLOG).start()
+        await _serve_on(admins, seat.admin_fd, tls.admins if tls is not None else None)
     await web.UnixSite(admins, str(seat.socket_file)).start()
+
+
+async def _serve_on(runner: web.AppRunner, fd: int, tls: ssl.SSLContext | None) -> None:
+    listener = socket.socket(fileno=fd)
+    await web.SockSite(runner, listener, backlog=BACKLOG, ssl_context=tls).start()
 
 
 def _address(runner: web.AppRunner) -> str:
     """Return the URL of a listener, or the path of its socket."""
-    address = runner.addresses[0]
-    return address if isinstance(address, str) else f"http://{address[0]}:{address[1]}"
+    site, address = next(iter(runner.sites)), runner.addresses[0]
+    if isinstance(address, str):
+        return address
+    return f"{site.name.partition(':')[0]}://{address[0]}:{address[1]}"
 
 
 def _gateway_id() -> str:

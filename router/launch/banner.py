@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from urllib.parse import urlsplit
 
 from router.launch.fleet_file import FleetFile
 
@@ -70,6 +71,16 @@ def curl(file: FleetFile) -> str:
         ],
     }
     return (
-        f"curl -si {file.url}/v1/chat/completions -H 'Authorization: Bearer {key}' "
+        f"curl -si {_reach(file)}/v1/chat/completions -H 'Authorization: Bearer {key}' "
         f"-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
     )
+
+
+def _reach(file: FleetFile) -> str:
+    """Return curl's words for the gateway: by a name that its certificate is for."""
+    if file.tls is None:
+        return file.url
+    url, ca = urlsplit(file.url), f"--cacert {shlex.quote(file.tls.certificate)}"
+    if url.hostname == file.tls.name:
+        return f"{ca} {file.url}"
+    return f"{ca} --connect-to ::{url.hostname}: https://{file.tls.name}:{url.port}"

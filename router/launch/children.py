@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from kvindex.config import RedisConfig
+from kvindex.foundation.tls import SYSTEM, Trust
 from router.config import GatewaySpec
 from router.launch.http_call import answers_ok
 from router.launch.run_dir import RunDirectory, write_private
@@ -59,6 +60,7 @@ class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory_utilization: float = 0.92
     cuda_graph_mode: str = "full_and_piecewise"
     enforce_eager: bool = False
+    kv_events: dict[str, Any] = {}
 
 
 def _host_in_url(host: str) -> str:
@@ -67,9 +69,10 @@ def _host_in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def url_of(host: str, port: int) -> str:
-    """Return the URL of a listener on this machine."""
-    return f"http://{_host_in_url(host)}:{port}"
+def url_of(host: str, port: int, *, tls: object = None) -> str:
+    """Return the URL of a listener on this machine; `tls` is its setting, None for plain HTTP."""
+    scheme = "http" if tls is None else "https"
+    return f"{scheme}://{_host_in_url(host)}:{port}"
 
 
 def replica_child(run_dir: RunDirectory, settings: ReplicaSettings) -> ChildSpec:
@@ -92,11 +95,14 @@ def gateway_child(run_dir: RunDirectory, spec: GatewaySpec) -> ChildSpec:
     """Describe the gateway; it is ready once it sees a replica. Writes its settings file."""
     file = run_dir.spec_file(GATEWAY)
     write_private(file, msgspec.json.encode(spec))
-    url = url_of(spec.router.host, spec.router.port)
+    router = spec.router
+    # The admin listener opens last, and asks nobody for a certificate.
+    url = url_of(router.admin_host, router.admin_port, tls=router.tls)
+    trust = Trust(certificate=router.tls.certificate) if router.tls is not None else SYSTEM
     return ChildSpec(
         name=GATEWAY,
         argv=[sys.executable, "-P", "-m", "router.gateway", "--config-json", str(file)],
         log_file=run_dir.log_file(GATEWAY),
-        probe=lambda: answers_ok(f"{url}/ready"),
-        stop_timeout_s=spec.router.drain_timeout_s + _DRAIN_MARGIN_S,
+        probe=lambda: answers_ok(f"{url}/ready", trust=trust),
+        stop_timeout_s=router.drain_timeout_s + _DRAIN_MARGIN_S,
     )

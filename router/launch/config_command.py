@@ -1,4 +1,4 @@
-"""`prefixfleet config check | show | reload`: is it right, what does it come to, use it now."""
+"""`prefixfleet config check | show | reference | reload`: the file, and what may be in it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import json
 import yaml
 
 from kvindex.foundation.arguments import CommandParser, Invocation
-from router.launch.config import demo_config_file, load_fleet_config
+from kvindex.foundation.config_reference import reference as configuration_page
+from router.launch.config import SECTIONS, demo_config_file, load_fleet_config
 from router.launch.inspect import admin_parser, ask
 
 
@@ -28,6 +29,13 @@ def show(invocation: Invocation) -> int:
         print(json.dumps(tree, indent=2))
     else:
         print(yaml.safe_dump(tree, sort_keys=False), end="")
+    return 0
+
+
+def reference(invocation: Invocation) -> int:
+    """Print every setting with its type, bounds, default and meaning, as docs/configuration.md."""
+    CommandParser(invocation, "Print every setting that there is, as Markdown.").read()
+    print(configuration_page(SECTIONS), end="")
     return 0
 
 

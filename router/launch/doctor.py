@@ -12,6 +12,7 @@ import os
 import resource
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -20,13 +21,14 @@ import msgspec
 
 from kvindex.foundation.arguments import CommandParser, Invocation
 from kvindex.foundation.config_loader import LoadedConfig
-from kvindex.foundation.errors import PrefixFleetError
+from kvindex.foundation.errors import DependencyError, PrefixFleetError
 from router.config import RouterConfig
 from router.launch import embedded_redis
 from router.launch.config import FleetConfig, load_fleet_config
 from router.launch.ports import is_free
 from router.launch.run_dir import RunDirectory
 from router.launch.shadowing import shadowed_packages
+from router.tls import WARN_BEFORE_DAYS, load_certificate
 
 MIN_PYTHON = (3, 11)
 MIN_OPEN_FILES = 4096
@@ -69,6 +71,7 @@ def examine(config: LoadedConfig) -> Iterator[Finding]:
         _shadowing,
         _redis,
         _ports,
+        _certificate,
         _open_files,
         _run_dir,
         _model,
@@ -140,6 +143,25 @@ def _ports(config: LoadedConfig) -> Iterator[Finding]:
             detail=f"{host}:{port} is {'free' if free else 'in use'}",
             remedy="" if free else f"stop what listens there, or choose another with {flag}",
         )
+
+
+def _certificate(config: LoadedConfig) -> Iterator[Finding]:
+    tls = config.section("router", RouterConfig).tls
+    if tls is None:
+        return
+    try:
+        found = load_certificate(tls)
+    except DependencyError as error:
+        yield Finding(check="certificate", status="failed", detail=str(error))
+        return
+    days = int((found.expires_at - time.time()) // (24 * 3600))
+    is_late = days < WARN_BEFORE_DAYS
+    yield Finding(
+        check="certificate",
+        status="warning" if is_late else "ok",
+        detail=f"for {', '.join(found.names)}, {days} days left",
+        remedy="renew it; the gateway takes the new files by itself" if is_late else "",
+    )
 
 
 def _open_files(_: LoadedConfig) -> Iterator[Finding]:

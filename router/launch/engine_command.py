@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from argparse import ArgumentTypeError
 from typing import Any, NoReturn
 
 import msgspec
@@ -71,6 +72,14 @@ def _joining(config: LoadedConfig, joins: bool) -> dict[str, Any]:
         "internal_token": secrets.internal_token,
         "fleet_secret": secrets.fleet_secret,
     }
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    """Read a flag whose value is a JSON object."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError:
+        raise ArgumentTypeError(f"expected a JSON object, not {text!r}") from None
 
 
 def _say(text: str) -> None:
@@ -143,6 +152,13 @@ def _parser(invocation: Invocation) -> CommandParser:
         action="store_true",
         default=None,
         help="the same tokens alone and in any batch, in bfloat16 too",
+    )
+    parser.override(
+        "--kv-events-config",
+        "worker.kv_events",
+        type=_json_object,
+        metavar="JSON",
+        help="KV events with tokens in them, for routers of other make",
     )
     caching = "engine.enable_prefix_caching"
     parser.override(

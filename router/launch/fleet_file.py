@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from kvindex.foundation.errors import ConfigError, DependencyError
+from kvindex.foundation.tls import SYSTEM, Trust
 from router.launch.run_dir import RunDirectory, write_private
 
 
@@ -26,6 +27,13 @@ class ReplicaEntry(msgspec.Struct, kw_only=True):
     id: str
     url: str
     pid: int | None = None
+
+
+class TlsEntry(msgspec.Struct, kw_only=True):
+    """The gateway's certificate, and a name that it is for: that of its listener if it is one."""
+
+    certificate: str
+    name: str
 
 
 class GatewayEntry(msgspec.Struct, kw_only=True):
@@ -52,8 +60,14 @@ class FleetFile(msgspec.Struct, kw_only=True):
     replicas: list[ReplicaEntry]
     gateway: GatewayEntry
     logs: dict[str, str]
+    tls: TlsEntry | None = None
     pid: int | None = None
     ready: bool = False
+
+    @property
+    def trust(self) -> Trust:
+        """Whom to trust at `url` and `admin_url`: the gateway's own certificate."""
+        return SYSTEM if self.tls is None else Trust(certificate=self.tls.certificate)
 
     def set_pid(self, process: str, pid: int | None) -> None:
         """Note the pid of a process by its name: `gateway`, `redis` or a replica id."""

@@ -82,8 +82,10 @@ def _announce(spec: GatewaySpec, run_dir: RunDirectory) -> None:
     engines = ", ".join(_name(replica) for replica in router.replicas) or "those that register"
     keys = "by API key" if spec.tenants else "without keys (one anonymous tenant)"
     print(
-        f"gateway: {url_of(router.host, router.port)}/v1 {keys}, in front of {engines}\n"
-        f"admin:   {url_of(router.admin_host, router.admin_port)}, key in {run_dir.secrets_file}",
+        f"gateway: {url_of(router.host, router.port, tls=router.tls)}/v1 {keys}, in front of "
+        f"{engines}\n"
+        f"admin:   {url_of(router.admin_host, router.admin_port, tls=router.tls)}, key in "
+        f"{run_dir.secrets_file}",
         file=sys.stderr,
         flush=True,
     )

@@ -11,10 +11,12 @@ import urllib.error
 import urllib.request
 from typing import Any, NamedTuple
 
-from kvindex.foundation.errors import DependencyError
+from kvindex.foundation.errors import ConfigError, DependencyError
+from kvindex.foundation.tls import SYSTEM, Trust, why_untrusted
 
 _PROBE_TIMEOUT_S = 2.0
 CALL_TIMEOUT_S = 10.0
+_TRUST_REMEDY = "name the authority behind it with --ca FILE or the variable SSL_CERT_FILE"
 
 
 class Answer(NamedTuple):
@@ -24,11 +26,11 @@ class Answer(NamedTuple):
     body: Any
 
 
-def answers_ok(url: str) -> bool:
+def answers_ok(url: str, *, trust: Trust = SYSTEM) -> bool:
     """Tell whether a GET is answered with 200; anything else, silence included, is no."""
     try:
-        return call(url, timeout_s=_PROBE_TIMEOUT_S).status == 200
-    except DependencyError:
+        return call(url, timeout_s=_PROBE_TIMEOUT_S, trust=trust).status == 200
+    except (DependencyError, ConfigError):
         return False
 
 
@@ -39,10 +41,11 @@ def call(
     method: str = "GET",
     body: object = None,
     timeout_s: float = CALL_TIMEOUT_S,
+    trust: Trust = SYSTEM,
 ) -> Answer:
     """Call a URL and return what came, whatever its status; DependencyError when nothing did.
 
-    `body` is sent as JSON unless it is None.
+    `body` is sent as JSON unless it is None. ConfigError when `trust` names no certificates.
     """
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, method=method)
@@ -51,7 +54,10 @@ def call(
     if key is not None:
         request.add_header("Authorization", f"Bearer {key}")
     # A proxy of the environment has no business between processes of one fleet.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if url.startswith("https:"):
+        handlers.append(urllib.request.HTTPSHandler(context=trust.context()))
+    opener = urllib.request.build_opener(*handlers)
     try:
         with opener.open(request, timeout=timeout_s) as response:
             return Answer(response.status, _decoded(response.read()))
@@ -60,6 +66,9 @@ def call(
             return Answer(error.code, _decoded(error.read()))
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
+        untrusted = why_untrusted(reason)
+        if untrusted is not None:
+            raise DependencyError(f"{url}: {untrusted}; {_TRUST_REMEDY}") from None
         raise DependencyError(f"{url} does not answer: {reason}") from None
 
 

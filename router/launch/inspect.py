@@ -16,6 +16,7 @@ from urllib.parse import quote
 from kvindex.foundation.arguments import CommandParser, Invocation
 from kvindex.foundation.config_errors import nearest
 from kvindex.foundation.errors import ConfigError, DependencyError, PrefixFleetError
+from kvindex.foundation.tls import Trust
 from router.launch.down import find_run_dir, is_alive, pids, run_dir_parser
 from router.launch.fleet_file import read_fleet_file, require_running
 from router.launch.http_call import CALL_TIMEOUT_S, Answer, answers_ok, call
@@ -31,12 +32,12 @@ def status(invocation: Invocation) -> int:
     fleet = require_running(run_dir)
     running = pids(fleet)
     urls = {replica.id: f"{replica.url}/health" for replica in fleet.replicas}
-    urls["gateway"] = f"{fleet.url}/ready"
+    urls["gateway"] = f"{fleet.admin_url}/ready"
     rows = []
     for name in fleet.logs:
         pid = running.get(name)
         alive = pid is not None and is_alive(pid)
-        serves = alive and (name not in urls or answers_ok(urls[name]))
+        serves = alive and (name not in urls or answers_ok(urls[name], trust=fleet.trust))
         rows.append({"process": name, "pid": pid, "serves": serves, "log": fleet.logs[name]})
     _print(rows, invocation)
     return 0 if all(row["serves"] for row in rows) else 1
@@ -108,6 +109,7 @@ def admin_parser(invocation: Invocation, description: str) -> CommandParser:
     """Return a parser for commands that ask a gateway's admin API."""
     parser = run_dir_parser(invocation, description)
     parser.add_argument("--admin-url", help="admin API of a gateway, instead of --run-dir")
+    parser.add_argument("--ca", metavar="FILE", help="authorities that may vouch for --admin-url")
     parser.add_argument("--admin-key", help=f"its key (default: the variable {ADMIN_KEY_VARIABLE})")
     return parser
 
@@ -129,14 +131,14 @@ def ask(
 ) -> Answer:
     """Call the admin API; raise PrefixFleetError with its message unless it answers 200 or 201."""
     if flags.admin_url is not None:
-        url, key = (
-            flags.admin_url.rstrip("/"),
-            flags.admin_key or os.environ.get(ADMIN_KEY_VARIABLE),
-        )
+        url, trust = flags.admin_url.rstrip("/"), Trust(ca=flags.ca)
+        key = flags.admin_key or os.environ.get(ADMIN_KEY_VARIABLE)
     else:
         fleet = require_running(find_run_dir(invocation, parser.overrides(flags)))
-        url, key = fleet.admin_url, fleet.admin_key
-    answer = call(f"{url}{path}", key=key, method=method, body=body, timeout_s=timeout_s)
+        url, key, trust = fleet.admin_url, fleet.admin_key, fleet.trust
+    answer = call(
+        f"{url}{path}", key=key, method=method, body=body, timeout_s=timeout_s, trust=trust
+    )
     if answer.status not in (200, 201) or answer.body is None:
         raise PrefixFleetError(refusal(answer) or f"the admin API answered {answer.status}")
     return answer

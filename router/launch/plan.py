@@ -16,6 +16,7 @@ import msgspec
 
 from kvindex.config import EMBEDDED, RedisConfig
 from kvindex.foundation.config_loader import LoadedConfig
+from kvindex.foundation.errors import ConfigError
 from router.config import ConfigSource, GatewaySpec, RouterConfig, TenantConfig
 from router.launch import embedded_redis
 from router.launch.children import ReplicaSettings, url_of
@@ -24,6 +25,7 @@ from router.launch.model_folder import PreparedModel
 from router.launch.ports import any_free_port, free_ports, require_free
 from router.launch.run_dir import RunDirectory
 from router.launch.secrets import FleetSecrets
+from router.tls import load_certificate
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,13 @@ class FleetPlan:
 
 
 def settle_router(config: LoadedConfig) -> RouterConfig:
-    """Return the gateway's settings with real ports; DependencyError when one is in use."""
+    """Return the gateway's settings with real ports.
+
+    Raises DependencyError when one is in use, or when the certificate cannot be served.
+    """
     router = config.section("router", RouterConfig)
+    if router.tls is not None:
+        load_certificate(router.tls)
     port = router.port or any_free_port(router.host)
     admin_port = router.admin_port or any_free_port(router.admin_host)
     require_free(router.host, port, flag="--port")
@@ -113,6 +120,7 @@ def _replicas(
 ) -> list[ReplicaSettings]:
     fleet = config.section("fleet", FleetConfig)
     worker = config.plain("worker")
+    _require_ports_of_their_own(worker["kv_events"], fleet.replicas)
     ports = islice(free_ports(worker["host"], worker["port"]), fleet.replicas)
     return [
         replica_settings(
@@ -129,6 +137,19 @@ def _replicas(
         )
         for i, port in enumerate(ports)
     ]
+
+
+def _require_ports_of_their_own(kv_events: dict[str, Any], num_replicas: int) -> None:
+    """Refuse to have several replicas on this machine announce on one port."""
+    if not kv_events["enable_kv_cache_events"] or num_replicas == 1:
+        return
+    for field in ("endpoint", "replay_endpoint"):
+        address, _, port = kv_events[field].rpartition(":")
+        if port != "*":
+            raise ConfigError(
+                f"worker.kv_events.{field} is one port for fleet.replicas={num_replicas}; write "
+                f"{address}:* and ask each replica's /kv_event_sources where it publishes"
+            )
 
 
 def replica_settings(

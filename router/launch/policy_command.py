@@ -85,6 +85,7 @@ def dry_run(invocation: Invocation) -> int:
         f"{fleet['replicas']} replicas of {fleet['blocks']} blocks ({body['latency']})"
     )
     print(table([{"": name, "now": now[name], "then": then[name]} for name in now]))
+    print("\n".join(body["sentences"]))
     return 0
 
 

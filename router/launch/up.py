@@ -11,11 +11,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from kvindex.config import EMBEDDED, RedisConfig
 from kvindex.foundation.arguments import CommandParser, Invocation
 from kvindex.foundation.config_loader import LoadedConfig
-from router.config import ConfigSource, TenantConfig
+from router.config import ConfigSource, RouterConfig, TenantConfig
 from router.launch import embedded_redis
 from router.launch.banner import ready_text
 from router.launch.children import GATEWAY, url_of
@@ -26,6 +27,7 @@ from router.launch.fleet_file import (
     GatewayEntry,
     RedisEntry,
     ReplicaEntry,
+    TlsEntry,
     read_fleet_file,
 )
 from router.launch.model_folder import chosen_model
@@ -34,6 +36,7 @@ from router.launch.progress import Progress
 from router.launch.run_dir import RunDirectory
 from router.launch.secrets import load_or_create_secrets, provide_keys
 from router.launch.shadowing import require_own_packages
+from router.tls import load_certificate
 
 
 def up(invocation: Invocation) -> int:
@@ -129,8 +132,8 @@ def _fleet_file(plan: FleetPlan, *, run_dir: RunDirectory, keys: dict[str, str])
     router, names = plan.gateway.router, [replica.replica_id for replica in plan.replicas]
     processes = [GATEWAY, *names] + ([embedded_redis.NAME] if plan.starts_redis else [])
     return FleetFile(
-        url=url_of(router.host, router.port),
-        admin_url=url_of(router.admin_host, router.admin_port),
+        url=url_of(router.host, router.port, tls=router.tls),
+        admin_url=url_of(router.admin_host, router.admin_port, tls=router.tls),
         admin_key=plan.gateway.admin_key,
         keys=keys,
         model=plan.replicas[0].served_models[0],
@@ -141,5 +144,14 @@ def _fleet_file(plan: FleetPlan, *, run_dir: RunDirectory, keys: dict[str, str])
         replicas=[ReplicaEntry(id=r.replica_id, url=r.advertised_url) for r in plan.replicas],
         gateway=GatewayEntry(),
         logs={process: str(run_dir.log_file(process)) for process in processes},
+        tls=_tls_entry(router),
         pid=os.getpid(),
     )
+
+
+def _tls_entry(router: RouterConfig) -> TlsEntry | None:
+    if router.tls is None:
+        return None
+    host = urlsplit(url_of(router.host, router.port)).hostname or ""
+    name = load_certificate(router.tls).name_for(host)
+    return TlsEntry(certificate=str(Path(router.tls.certificate).absolute()), name=name)

@@ -13,6 +13,7 @@ import msgspec
 
 from kvindex.foundation.arguments import CommandParser, Invocation
 from kvindex.foundation.errors import ConfigError, PrefixFleetError
+from kvindex.foundation.tls import Trust
 from sim.config import ReplayConfig
 from sim.live.client import connected
 from sim.live.fit import Fit, Sample, fit
@@ -60,7 +61,8 @@ def _server(invocation: Invocation, flags: argparse.Namespace) -> tuple[FleetAdd
     )
     if flags.url is not None:
         key = flags.key or os.environ.get(KEY_VARIABLE)
-        return FleetAddress(url=base_url(flags.url), key=key), max_step_tokens
+        address = FleetAddress(url=base_url(flags.url), key=key, trust=Trust(ca=flags.ca))
+        return address, max_step_tokens
     if invocation.config_file is None:
         raise ConfigError("which replica? give --url, or a running fleet's configuration with -c")
     settings = read_settings(invocation.config_file)
@@ -93,6 +95,7 @@ def _parser(invocation: Invocation) -> CommandParser:
         "idle, and write the latency profile that `replay run --latency FILE` takes.",
     )
     parser.add_argument("--url", help="of the replica (default: the first of the fleet of -c)")
+    parser.add_argument("--ca", metavar="FILE", help="authorities that may vouch for an https URL")
     parser.add_argument("--run-dir", type=Path, help="of the fleet (default: as configured)")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.json")
     parser.add_argument("--key", help=f"its API key (default: the variable {KEY_VARIABLE})")

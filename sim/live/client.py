@@ -172,7 +172,7 @@ class LiveClient:
 async def connected(address: FleetAddress) -> AsyncIterator[LiveClient]:
     """Open a session for the block; any number of requests may run at once."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=_SILENCE_S)
-    connector = aiohttp.TCPConnector(limit=0)
+    connector = aiohttp.TCPConnector(limit=0, ssl=address.trust.context())
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         yield LiveClient(session, address)
 

@@ -16,6 +16,7 @@ import msgspec
 from engine.config import EngineConfig
 from kvindex.foundation.config_loader import LoadedConfig, load_config
 from kvindex.foundation.errors import ConfigError
+from kvindex.foundation.tls import SYSTEM, Trust
 from router.policy.planner import PlannerConfig
 
 FileT = TypeVar("FileT")
@@ -56,10 +57,15 @@ class FleetAddress(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None
     admin_url: str | None = None
     admin_key: str | None = None
+    trust: Trust = SYSTEM
 
 
 class _Replica(msgspec.Struct):
     url: str
+
+
+class _Tls(msgspec.Struct):
+    certificate: str
 
 
 class _FleetFile(msgspec.Struct):
@@ -70,6 +76,7 @@ class _FleetFile(msgspec.Struct):
     admin_key: str
     keys: dict[str, str]
     replicas: list[_Replica] = []
+    tls: _Tls | None = None
     ready: bool = False
 
 
@@ -125,6 +132,7 @@ def find_fleet(
     key: str | None,
     admin_url: str | None,
     admin_key: str | None,
+    ca: str | None = None,
 ) -> FleetAddress:
     """Take the addresses that are given, else those of the fleet that runs in `run_dir`.
 
@@ -136,6 +144,7 @@ def find_fleet(
             key=key,
             admin_url=None if admin_url is None else base_url(admin_url),
             admin_key=admin_key,
+            trust=Trust(ca=ca),
         )
     found = _running(run_dir)
     return FleetAddress(
@@ -143,6 +152,7 @@ def find_fleet(
         key=key or next(iter(found.keys.values()), None),
         admin_url=found.admin_url,
         admin_key=found.admin_key,
+        trust=SYSTEM if found.tls is None else Trust(certificate=found.tls.certificate),
     )
 
 

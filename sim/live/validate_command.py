@@ -37,6 +37,7 @@ def run(invocation: Invocation) -> int:
         key=flags.key or os.environ.get(KEY_VARIABLE),
         admin_url=flags.admin_url,
         admin_key=flags.admin_key or os.environ.get(ADMIN_KEY_VARIABLE),
+        ca=flags.ca,
     )
     plan = _plan(flags, _usual_tolerance(address, open_loop=flags.open_loop))
     header, rows = _rows(flags)
@@ -95,6 +96,7 @@ def _parser(invocation: Invocation) -> CommandParser:
 def _add_fleet(parser: CommandParser) -> None:
     parser.add_argument("--run-dir", type=Path, help="of the fleet (default: as configured)")
     parser.add_argument("--url", help="the gateway's, instead of that of the run directory")
+    parser.add_argument("--ca", metavar="FILE", help="authorities that may vouch for an https URL")
     parser.add_argument("--key", help=f"an API key (default: the variable {KEY_VARIABLE})")
     parser.add_argument("--admin-url", help="its admin API, to compare what it weighed")
     parser.add_argument("--admin-key", help=f"its key (default: {ADMIN_KEY_VARIABLE})")

@@ -6,6 +6,7 @@ import msgspec
 
 from engine.config import EngineConfig
 from router.launch.children import ReplicaSettings
+from worker.config import KvEventsConfig
 from worker.server.spec import ReplicaSpec
 
 
@@ -30,6 +31,7 @@ def test_a_replicas_settings_are_read_as_they_were_written() -> None:
         drain_timeout_s=30.0,
         executor="scripted",
         scripted={"num_blocks": 64},
+        kv_events=msgspec.to_builtins(KvEventsConfig(enable_kv_cache_events=True, topic="kv")),
     )
     spec = msgspec.json.decode(msgspec.json.encode(settings), type=ReplicaSpec)
     for field in ReplicaSettings.__struct_fields__:

@@ -43,6 +43,10 @@ CASES: dict[str, dict[str, Any]] = {
         "networkPolicy": {"enabled": False},
         "podDisruptionBudget": {"enabled": False},
     },
+    "TLS": {
+        "gateway": {"tls": {"secretName": "fleet-cert", "clientCA": True}},
+        "serviceMonitor": {"enabled": True},
+    },
 }
 
 
@@ -114,3 +118,43 @@ def test_only_gateways_reach_replicas() -> None:
     (rule,) = engines["spec"]["ingress"]
     labels = rule["from"][0]["podSelector"]["matchLabels"]
     assert labels["app.kubernetes.io/component"] == "gateway"
+
+
+def gateway_pod(values: Mapping[str, Any]) -> dict[str, Any]:
+    (gateway,) = of_kind(manifests(values), "Deployment")
+    pod: dict[str, Any] = gateway["spec"]["template"]["spec"]
+    return pod
+
+
+def test_a_secret_becomes_the_certificate_that_the_gateway_is_told_to_serve(
+    tmp_path: Path,
+) -> None:
+    (config,) = of_kind(manifests(CASES["TLS"]), "ConfigMap")
+    file = tmp_path / "fleet.yaml"
+    file.write_text(config["data"]["fleet.yaml"])
+    folder = "/etc/prefixfleet-tls"
+    assert load_fleet_config(file, {}).shown()["router"]["tls"] == {
+        "certificate": f"{folder}/tls.crt",
+        "key": f"{folder}/tls.key",
+        "client_ca": f"{folder}/ca.crt",
+    }
+    pod = gateway_pod(CASES["TLS"])
+    assert {"name": "tls", "secret": {"secretName": "fleet-cert"}} in pod["volumes"]
+    mounts = pod["containers"][0]["volumeMounts"]
+    assert {"name": "tls", "mountPath": folder, "readOnly": True} in mounts
+
+
+@pytest.mark.parametrize(
+    ("tls", "asked"),
+    [
+        ({}, {"port": "http", "scheme": "HTTP"}),
+        ({"secretName": "fleet-cert"}, {"port": "http", "scheme": "HTTPS"}),
+        ({"secretName": "fleet-cert", "clientCA": True}, {"port": "admin", "scheme": "HTTPS"}),
+    ],
+)
+def test_probes_reach_the_gateway_whatever_it_asks_of_clients(
+    tls: dict[str, Any], asked: dict[str, str]
+) -> None:
+    container = gateway_pod({"gateway": {"tls": tls}})["containers"][0]
+    for probe, path in (("startup", "/health"), ("liveness", "/health"), ("readiness", "/ready")):
+        assert container[f"{probe}Probe"]["httpGet"] == {"path": path, **asked}

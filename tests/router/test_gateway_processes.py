@@ -137,6 +137,12 @@ async def test_processes_share_a_port_a_scrape_and_the_memory_of_decisions(
         for _, request_id in answers:
             status, body = await gateway.admin(f"/admin/decisions/{request_id}")
             assert (status, msgspec.json.decode(body)["request_id"]) == (200, request_id)
+        _, body = await gateway.admin("/admin/live?once=true")
+        state = msgspec.json.decode(body)
+        assert sorted(record["request_id"] for record in state["decisions"]) == sorted(
+            request_id for _, request_id in answers
+        )
+        assert [tenant["requests"] for tenant in state["tenants"]] == [24]
         gateway.parent.terminate()
         code, _ = await ended(gateway.parent)
     assert code == 0

@@ -9,6 +9,7 @@ import pytest
 
 from kvindex.foundation.clock import SystemClock
 from kvindex.foundation.errors import ConfigError
+from kvindex.foundation.tls import Trust
 from router.assembly import Gateway
 from router.config import GatewaySpec, RouterConfig
 from router.launch.config import SECTIONS, load_fleet_config
@@ -67,3 +68,15 @@ def test_an_url_is_taken_in_both_spellings(tmp_path: Path) -> None:
         tmp_path, url="http://host:8000/v1/", key="sk", admin_url="http://host:8001/", admin_key="a"
     )
     assert (found.url, found.admin_url) == ("http://host:8000", "http://host:8001")
+
+
+def test_a_fleet_of_this_machine_is_trusted_by_its_own_certificate(tmp_path: Path) -> None:
+    tls = {"certificate": "/srv/fleet.pem", "name": "fleet.example"}
+    file = {"url": "u", "admin_url": "a", "admin_key": "k", "keys": {}, "ready": True, "tls": tls}
+    (tmp_path / "fleet.json").write_text(json.dumps(file))
+    here = find_fleet(tmp_path, url=None, key=None, admin_url=None, admin_key=None)
+    assert here.trust == Trust(certificate="/srv/fleet.pem")
+    there = find_fleet(
+        tmp_path, url="https://host", key=None, admin_url=None, admin_key=None, ca="ca.pem"
+    )
+    assert there.trust == Trust(ca="ca.pem")

@@ -37,3 +37,12 @@ seccompProfile: {type: RuntimeDefault}
 allowPrivilegeEscalation: false
 capabilities: {drop: [ALL]}
 {{- end }}
+
+{{- define "prefixfleet.scheme" -}}
+{{ if .Values.gateway.tls.secretName }}https{{ else }}http{{ end }}
+{{- end }}
+
+{{- /* A probe shows no certificate; the admin listener asks for none. */ -}}
+{{- define "prefixfleet.probe" -}}
+port: {{ if .Values.gateway.tls.clientCA }}admin{{ else }}http{{ end }}, scheme: {{ include "prefixfleet.scheme" . | upper }}
+{{- end }}
