@@ -36,6 +36,8 @@ MAX_DEATHS = 2
 """A request that was running on this many replicas when they died is not given to a third."""
 _MAY_BE_ITS_FAULT = frozenset({"lost", "stalled", "timeout"})
 QUARANTINE_S = 600.0
+_PLACE_WAIT_S = 0.5
+"""A stream that has begun waits so long for a place elsewhere, once for each attempt left."""
 _MAX_QUARANTINED = 10_000
 
 OfferHeaders = Callable[[Mapping[str, str]], None]
@@ -97,7 +99,10 @@ class Dispatcher:
                 break
             placement = await self._place(job, prepared, sink, attempt=attempt, last=last)
             if placement is None:
-                break
+                if job.first_token_at is None:
+                    break
+                await asyncio.sleep(_PLACE_WAIT_S)
+                continue
             offer_headers(decision_headers(job))
             try:
                 return await self._runner.run(job, prepared, placement, sink)
@@ -108,6 +113,11 @@ class Dispatcher:
                 if num_deaths >= MAX_DEATHS or not failure.is_retriable:
                     break
                 if not job.transcript.can_be_resumed and not _begin_anew(job, sink):
+                    log.warning(
+                        "cannot be resumed request_id=%s tokens_known=%d",
+                        job.request_id,
+                        job.transcript.num_tokens,
+                    )
                     break
         assert last is not None, "max_attempts is at least 1"
         self._condemn(job, prepared)
@@ -128,9 +138,15 @@ class Dispatcher:
         """
         try:
             placement = await self._placer.place(job, prepared, attempt=attempt)
-        except RequestError:
+        except RequestError as refusal:
             if last is None:
                 raise
+            log.warning(
+                "no place request_id=%s attempt=%d reason=%r",
+                job.request_id,
+                attempt,
+                refusal.message,
+            )
             if not job.transcript.can_be_resumed or not _begin_anew(job, sink):
                 return None
             return await self._place(job, prepared, sink, attempt=attempt, last=last)

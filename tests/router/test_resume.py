@@ -95,7 +95,7 @@ async def register(running: Running, name: str, url: str, replica: RunningReplic
 
 
 @asynccontextmanager
-async def fleet(*, step_s: float = 0.002) -> AsyncIterator[Fleet]:
+async def fleet(*, step_s: float = 0.002, num_registered: int = 2) -> AsyncIterator[Fleet]:
     async with AsyncExitStack() as stack:
         spec = gateway_spec(default_policy="round_robin")
         running = await stack.enter_async_context(running_gateway(spec, replicas=0))
@@ -104,7 +104,8 @@ async def fleet(*, step_s: float = 0.002) -> AsyncIterator[Fleet]:
             made = running_replica(internal_token=TOKEN, step_s=step_s, replica_id=f"r{i}")
             replica = await stack.enter_async_context(made)
             cable = await stack.enter_async_context(cable_to(replica.url))
-            await register(running, f"r{i}", cable.url, replica)
+            if i < num_registered:
+                await register(running, f"r{i}", cable.url, replica)
             found.replicas.append(replica)
             found.cables.append(cable)
         yield found
@@ -159,6 +160,23 @@ async def test_every_stream_goes_on_without_a_seam_when_its_replica_dies(after_b
         assert 'prefixfleet_resumed_requests_total{replica="r1"}' in metrics
         await disturbed.running.nothing_runs()
         await until(lambda: all(replica.is_idle for replica in disturbed.replicas))
+
+
+async def test_a_stream_that_nobody_can_take_over_waits_a_moment_for_a_place(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path, body = REQUESTS[0]
+    async with fleet() as undisturbed:
+        expected = await read(undisturbed.running, path, body)
+    async with fleet(num_registered=1) as disturbed:
+        running, (first, second) = disturbed.running, disturbed.cables
+        await read(running, path, body)  # The gateway fetches the tokenizer through the cable.
+        await disturbed.replicas[0].post("/reset_prefix_cache", {})
+        first.cut_after_bytes = first.num_bytes + 4_000
+        reading = asyncio.create_task(read(running, path, body))
+        await until(lambda: "no place request_id=" in caplog.text)
+        await register(running, "r1", second.url, disturbed.replicas[1])
+        assert (await reading).content == expected.content
 
 
 async def test_answers_that_are_not_streamed_survive_as_well() -> None:
