@@ -28,7 +28,7 @@ coverage: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow tests/engine tests/kvindex $(ARGS)
-	$(BIN)/python -m pytest -m slow --ignore=tests/engine --ignore=tests/kvindex $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow --ignore=tests/engine --ignore=tests/kvindex $(ARGS)
 
 test-chaos: setup
 	$(BIN)/python -m pytest tests/chaos -m slow $(ARGS)
