@@ -65,11 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         spec = load_spec(arguments.config_json)
         check_processes(spec)
-        if spec.router.tls is not None:
-            load_certificate(spec.router.tls)  # once, before as many processes say what is wrong
         if arguments.seat:
             work = serve(spec, read_seat(sys.stdin.buffer.read()))
         elif spec.router.processes > 1:
+            if spec.router.tls is not None:
+                load_certificate(spec.router.tls)  # Else each process says what is wrong with it.
             work = GatewayProcesses(spec, arguments.config_json).run()
         else:
             work = serve(spec)
@@ -94,6 +94,7 @@ async def serve(spec: GatewaySpec, seat: Seat | None = None) -> None:
     """
     stop = _stop_on_signals()
     tls = ListenerTls(spec.router.tls) if spec.router.tls is not None else None
+    clients, admins = (tls.clients, tls.admins) if tls is not None else (None, None)
     write_together(asyncio.get_running_loop())
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read again
     config = spec.router
@@ -120,11 +121,10 @@ async def serve(spec: GatewaySpec, seat: Seat | None = None) -> None:
         if tls is not None:
             tls.start(every_s=config.poll_s)
         if seat is None:
-            clients, admins = (tls.clients, tls.admins) if tls is not None else (None, None)
             await _listen(client_runner, config.host, config.port, clients)
             await _listen(admin_runner, config.admin_host, config.admin_port, admins)
         else:
-            await _take_seat(seat, client_runner, admin_runner, tls)
+            await _take_seat(seat, (client_runner, clients), (admin_runner, admins))
         log.info(
             "gateway ready id=%s process=%d url=%s admin=%s replicas=%d mode=%s",
             gateway.id,
@@ -193,20 +193,18 @@ async def _listen(runner: web.AppRunner, host: str, port: int, tls: ssl.SSLConte
 
 
 async def _take_seat(
-    seat: Seat, clients: web.AppRunner, admins: web.AppRunner, tls: ListenerTls | None
+    seat: Seat,
+    clients: tuple[web.AppRunner, ssl.SSLContext | None],
+    admins: tuple[web.AppRunner, ssl.SSLContext | None],
 ) -> None:
     """Serve on the parent's listeners; last, let the other processes ask what an admin may."""
-    await clients.setup()
-    await admins.setup()
-    await _serve_on(clients, seat.client_fd, tls.clients if tls is not None else None)
-    if seat.admin_fd is not None:
-        await _serve_on(admins, seat.admin_fd, tls.admins if tls is not None else None)
-    await web.UnixSite(admins, str(seat.socket_file)).start()
-
-
-async def _serve_on(runner: web.AppRunner, fd: int, tls: ssl.SSLContext | None) -> None:
-    listener = socket.socket(fileno=fd)
-    await web.SockSite(runner, listener, backlog=BACKLOG, ssl_context=tls).start()
+    for runner, _ in (clients, admins):
+        await runner.setup()
+    for (runner, tls), fd in ((clients, seat.client_fd), (admins, seat.admin_fd)):
+        if fd is not None:
+            listener = socket.socket(fileno=fd)
+            await web.SockSite(runner, listener, backlog=BACKLOG, ssl_context=tls).start()
+    await web.UnixSite(admins[0], str(seat.socket_file)).start()
 
 
 def _address(runner: web.AppRunner) -> str:

@@ -23,6 +23,7 @@ from router.config import TlsConfig
 log = logging.getLogger("prefixfleet.router.tls")
 
 WARN_BEFORE_DAYS = 14
+_DAY_S = 24 * 3600
 
 
 class Certificate(NamedTuple):
@@ -32,6 +33,11 @@ class Certificate(NamedTuple):
     admins: ssl.SSLContext
     expires_at: float
     names: tuple[str, ...]
+
+    @property
+    def days_left(self) -> float:
+        """Until it ends, from now on; negative afterwards."""
+        return (self.expires_at - time.time()) / _DAY_S
 
     def name_for(self, host: str) -> str:
         """Return the name to reach `host` by: itself if the certificate is for it."""
@@ -105,9 +111,8 @@ class ListenerTls:
         self._warn()
 
     def _warn(self) -> None:
-        expires_at = self.certificate.expires_at
-        if expires_at - time.time() < WARN_BEFORE_DAYS * 24 * 3600:
-            log.warning("certificate expires=%s; renew it", _day(expires_at))
+        if self.certificate.days_left < WARN_BEFORE_DAYS:
+            log.warning("certificate expires=%s; renew it", _day(self.certificate.expires_at))
 
     def _stamps(self) -> list[tuple[int, int, int] | None]:
         files = (self._config.certificate, self._config.key, self._config.client_ca)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import math
 import os
 import resource
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -154,12 +154,11 @@ def _certificate(config: LoadedConfig) -> Iterator[Finding]:
     except DependencyError as error:
         yield Finding(check="certificate", status="failed", detail=str(error))
         return
-    days = int((found.expires_at - time.time()) // (24 * 3600))
-    is_late = days < WARN_BEFORE_DAYS
+    is_late = found.days_left < WARN_BEFORE_DAYS
     yield Finding(
         check="certificate",
         status="warning" if is_late else "ok",
-        detail=f"for {', '.join(found.names)}, {days} days left",
+        detail=f"for {', '.join(found.names)}, {math.floor(found.days_left)} days left",
         remedy="renew it; the gateway takes the new files by itself" if is_late else "",
     )
 

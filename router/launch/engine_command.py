@@ -133,27 +133,6 @@ def _parser(invocation: Invocation) -> CommandParser:
         help="share of a GPU's memory that the engine may take",
     )
     parser.override(
-        "--enforce-eager",
-        "worker.enforce_eager",
-        action="store_true",
-        default=None,
-        help="no CUDA graphs",
-    )
-    parser.override(
-        "--runner-process",
-        "worker.runner_process",
-        action="store_true",
-        default=None,
-        help="give the model a process of its own",
-    )
-    parser.override(
-        "--deterministic",
-        "worker.deterministic",
-        action="store_true",
-        default=None,
-        help="the same tokens alone and in any batch, in bfloat16 too",
-    )
-    parser.override(
         "--kv-events-config",
         "worker.kv_events",
         type=_json_object,
@@ -161,9 +140,17 @@ def _parser(invocation: Invocation) -> CommandParser:
         help="KV events with tokens in them, for routers of other make",
     )
     caching = "engine.enable_prefix_caching"
-    parser.override(
-        "--enable-prefix-caching", caching, action="store_true", default=None, help="the default"
-    )
+    for flag, setting, text in (
+        ("--enforce-eager", "worker.enforce_eager", "no CUDA graphs"),
+        ("--runner-process", "worker.runner_process", "give the model a process of its own"),
+        (
+            "--deterministic",
+            "worker.deterministic",
+            "the same tokens alone and in any batch, in bfloat16 too",
+        ),
+        ("--enable-prefix-caching", caching, "the default"),
+    ):
+        parser.override(flag, setting, action="store_true", default=None, help=text)
     parser.override(
         "--no-enable-prefix-caching",
         caching,

@@ -38,6 +38,7 @@ class GatewayMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._by_labels: dict[tuple[str, str], RequestMetrics] = {}
+        self._prompts_of: dict[str, tuple[Counter, Counter]] = {}
         of = ["model", "tenant"]
         self._add_requests(of)
         self._add_attempts()
@@ -151,6 +152,16 @@ class GatewayMetrics:
                 predicted=self.predicted.labels(model, tenant),
                 realised=self.realised.labels(model, tenant),
                 available=self.available.labels(model, tenant),
+            )
+        return found
+
+    def prompts_of(self, replica: str) -> tuple[Counter, Counter]:
+        """Return the prompt tokens of one replica, all and cached, found once too."""
+        found = self._prompts_of.get(replica)
+        if found is None:
+            found = self._prompts_of[replica] = (
+                self.replica_prompt_tokens.labels(replica),
+                self.replica_cached_tokens.labels(replica),
             )
         return found
 

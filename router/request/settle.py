@@ -158,9 +158,9 @@ class Settler:
         metrics.realised.inc(usage.cached_tokens)
         place = job.served or job.placed
         if place is not None:
-            replica = place.winner.target.replica
-            self._metrics.replica_prompt_tokens.labels(replica).inc(usage.prompt_tokens)
-            self._metrics.replica_cached_tokens.labels(replica).inc(usage.cached_tokens)
+            prompts, cached = self._metrics.prompts_of(place.winner.target.replica)
+            prompts.inc(usage.prompt_tokens)
+            cached.inc(usage.cached_tokens)
         if record.cause is not None:
             self._metrics.causes.labels(*labels, record.cause).inc()
 

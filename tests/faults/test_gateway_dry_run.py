@@ -11,7 +11,7 @@ import pytest
 from router.cli import main
 from router.config import RecordConfig
 from router.tenancy.dry_run import PolicyDryRun
-from tests.conditions import until
+from tests.router.recorded_traffic import DRY_RUN, NUM_SESSIONS, NUM_TURNS, converse, recorded
 from tests.router.running_gateway import (
     ADMIN_KEY,
     GLOBEX_KEY,
@@ -21,27 +21,17 @@ from tests.router.running_gateway import (
     running_gateway,
 )
 
-DRY_RUN = "/admin/tenants/acme/policy/dry-run"
-NUM_TURNS, NUM_SESSIONS = 6, 4
+NUM_ROWS = NUM_TURNS * NUM_SESSIONS + 1
 
 
-async def converse(running: Running) -> None:
-    """Send conversations whose turns begin with all that was said before."""
-    for turn in range(NUM_TURNS):
-        for session in range(NUM_SESSIONS):
-            prompt = [session + 1] * (32 * (turn + 1))
-            status, _, _ = await running.post("/v1/completions", completion(prompt, max_tokens=2))
-            assert status == 200
+async def converse_all(running: Running) -> None:
+    """Have one tenant converse, another say one thing, and wait for the record."""
+    await converse(running)
     status, _, _ = await running.post(
         "/v1/completions", completion([9] * 40, max_tokens=2), key=GLOBEX_KEY
     )
     assert status == 200
-
-
-async def recorded(running: Running) -> None:
-    recorder = running.gateway.recorder
-    assert recorder is not None
-    await until(lambda: recorder.num_rows == NUM_TURNS * NUM_SESSIONS + 1)
+    await recorded(running, NUM_ROWS)
 
 
 @pytest.mark.fault("router-60")
@@ -52,13 +42,12 @@ async def test_a_policy_is_tried_on_recorded_traffic_and_changes_nothing(
         default_policy="round_robin", record=RecordConfig(path=str(tmp_path / "trace.jsonl"))
     )
     async with running_gateway(spec, replicas=3) as running:
-        await converse(running)
-        await recorded(running)
+        await converse_all(running)
         wanted = {"policy": "prefix_cost", "params": {}}
         status, answer = await running.admin(DRY_RUN, method="POST", body=wanted)
         assert status == 200, answer
         assert (answer["tenant"], answer["requests"]) == ("acme", NUM_TURNS * NUM_SESSIONS)
-        assert answer["recorded_rows"] == NUM_TURNS * NUM_SESSIONS + 1
+        assert answer["recorded_rows"] == NUM_ROWS
         assert answer["fleet"] == {"replicas": 3, "blocks": 4096}
         now, then = answer["now"], answer["then"]
         assert (now["policy"], then["policy"]) == ("round_robin", "prefix_cost")
@@ -107,8 +96,7 @@ async def test_what_cannot_be_tried_is_said(tmp_path: Path) -> None:
 async def test_a_replay_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     record = RecordConfig(path=str(tmp_path / "trace.jsonl"))
     async with running_gateway(gateway_spec(record=record), replicas=1) as running:
-        await converse(running)
-        await recorded(running)
+        await converse_all(running)
         running.gateway.dry_run = PolicyDryRun(timeout_s=0.01)
         body = {"policy": "round_robin", "params": {}}
         status, answer = await running.admin(DRY_RUN, method="POST", body=body)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +48,10 @@ class Router:
         return next((float(line.split()[-1]) for line in lines if line.startswith(sample)), 0.0)
 
 
+RouterCommand = Callable[[Sequence[Worker], int, int], list[str]]
+"""(replicas, port, port of the metrics) -> the command of a router before them."""
+
+
 def vllm_router_command(workers: Sequence[Worker], port: int, metrics_port: int) -> list[str]:
     """Return the command of vllm-router before replicas of ours; it is told where events are."""
     command = [os.environ[VLLM_ROUTER], "--policy", "kv_aware", "--port", str(port)]
@@ -69,9 +73,11 @@ def smg_command(workers: Sequence[Worker], port: int, metrics_port: int) -> list
 
 @asynccontextmanager
 async def running_router(
-    command: Sequence[str], port: int, metrics_port: int, log: Path
+    command_of: RouterCommand, workers: Sequence[Worker], log: Path
 ) -> AsyncIterator[Router]:
-    """Run a router until it serves; killed in the end."""
+    """Run a router before replicas of ours until it serves; killed in the end."""
+    port, metrics_port = free_ports(2)
+    command = command_of(workers, port, metrics_port)
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(*command, stdout=output, stderr=output)
     async with aiohttp.ClientSession() as session:

@@ -103,9 +103,9 @@ def bodies(seed: str, tail: str) -> list[dict[str, Any]]:
 async def test_vllm_routers_kv_aware_sends_a_prefix_to_its_holder(
     fleet: Fleet, tmp_path: Path
 ) -> None:
-    port, metrics_port = free_ports(2)
-    command = vllm_router_command(fleet.workers, port, metrics_port)
-    async with running_router(command, port, metrics_port, tmp_path / "router.log") as router:
+    async with running_router(
+        vllm_router_command, fleet.workers, tmp_path / "router.log"
+    ) as router:
         for where in (0, 1):
             for body in bodies(f"r{where}", ""):
                 await fleet.ask(where, body)
@@ -130,9 +130,9 @@ async def test_vllm_routers_kv_aware_sends_a_prefix_to_its_holder(
 
 @needs_vllm_router
 async def test_vllm_router_does_not_look_up_salted_prompts(fleet: Fleet, tmp_path: Path) -> None:
-    port, metrics_port = free_ports(2)
-    command = vllm_router_command(fleet.workers, port, metrics_port)
-    async with running_router(command, port, metrics_port, tmp_path / "router.log") as router:
+    async with running_router(
+        vllm_router_command, fleet.workers, tmp_path / "router.log"
+    ) as router:
         turn = {"role": "user", "content": text("salted")}
         body = {"messages": [turn], "cache_salt": "pepper"}
         await cached_tokens(router.session, router.url, body)
@@ -143,9 +143,7 @@ async def test_vllm_router_does_not_look_up_salted_prompts(fleet: Fleet, tmp_pat
 async def test_smg_sends_a_prefix_back_to_where_it_has_sent_it(
     fleet: Fleet, tmp_path: Path
 ) -> None:
-    port, metrics_port = free_ports(2)
-    command = smg_command(fleet.workers, port, metrics_port)
-    async with running_router(command, port, metrics_port, tmp_path / "router.log") as router:
+    async with running_router(smg_command, fleet.workers, tmp_path / "router.log") as router:
         for seed in ("one", "two", "three"):
             assert await cached_tokens(router.session, router.url, {"prompt": text(seed)}) == 0
             again = {"prompt": text(seed) + " and then?"}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from router.config import RecordConfig
-from tests.conditions import until
-from tests.router.running_gateway import Running, completion, gateway_spec, running_gateway
+from tests.router.recorded_traffic import DRY_RUN, converse, recorded
+from tests.router.running_gateway import gateway_spec, running_gateway
 from tests.ui.browser import Browser, is_installed
 from tests.ui.dashboard import EVIL, TENANTS, keep, signed_in
 
@@ -17,22 +17,8 @@ pytestmark = [
     pytest.mark.skipif(not is_installed(), reason="needs chromium and chromedriver"),
 ]
 
-DRY_RUN = "/admin/tenants/acme/policy/dry-run"
-NUM_TURNS, NUM_SESSIONS = 6, 4
 DRAWN = """return [...document.querySelectorAll('.charts .chart')].map((place) =>
   place.data.map((trace) => [trace.name, trace.x, trace.y]))"""
-
-
-async def converse(running: Running) -> None:
-    """Send conversations whose turns begin with all that was said before; wait for the record."""
-    for turn in range(NUM_TURNS):
-        for session in range(NUM_SESSIONS):
-            prompt = [session + 1] * (32 * (turn + 1))
-            status, _, _ = await running.post("/v1/completions", completion(prompt, max_tokens=2))
-            assert status == 200
-    recorder = running.gateway.recorder
-    assert recorder is not None
-    await until(lambda: recorder.num_rows == NUM_TURNS * NUM_SESSIONS)
 
 
 async def choose(page: Browser, select: str, value: str) -> None:
@@ -47,6 +33,7 @@ async def test_a_dry_run_draws_what_the_gateway_computed(tmp_path: Path) -> None
     spec = gateway_spec(tenants=TENANTS, default_policy="round_robin", record=record)
     async with running_gateway(spec, replicas=3) as running, signed_in(running) as page:
         await converse(running)
+        await recorded(running)
         await page.click("[data-view=policies]")
         await page.shows("Placed by the default now: round_robin.")
         await choose(page, "policy", "prefix_cost")
@@ -90,6 +77,7 @@ async def test_what_is_refused_is_said_in_place(tmp_path: Path) -> None:
         await page.click("form button.primary")
         await page.shows("nothing has been recorded yet; let some traffic pass first")
         await converse(running)
+        await recorded(running)
         await choose(page, "policy", "session")
         await page.type("input[data-param=max_load_factor]", "0")
         await page.click("form button.primary")
@@ -102,6 +90,7 @@ async def test_a_dry_run_can_be_cancelled(tmp_path: Path) -> None:
     spec = gateway_spec(tenants=TENANTS, record=record)
     async with running_gateway(spec, replicas=1) as running, signed_in(running) as page:
         await converse(running)
+        await recorded(running)
         await page.click("[data-view=policies]")
         await page.shows("Placed by the default now")
         await page.click("form button.primary")
