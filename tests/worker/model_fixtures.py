@@ -30,6 +30,7 @@ _CONFIGS = {
     "qwen3": transformers.Qwen3Config,
     "qwen3_moe": transformers.Qwen3MoeConfig,
     "gemma3": transformers.Gemma3TextConfig,
+    "lfm2": transformers.Lfm2Config,
 }
 
 _UNUSUAL_NORMS = ("qwen3", "qwen3_moe", "gemma3")
@@ -70,6 +71,15 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
                 "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
             },
+        },
+    ),
+    "lfm2": (
+        "lfm2",
+        {
+            "num_hidden_layers": 5,
+            "layer_types": ["conv", "conv", "full_attention", "conv", "full_attention"],
+            "block_multiple_of": 16,
+            "tie_word_embeddings": True,
         },
     ),
 }

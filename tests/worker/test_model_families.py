@@ -176,9 +176,9 @@ def test_greedy_tokens_equal_transformers_with_chunks_and_prefix_hits(
     ],
 )
 @pytest.mark.parametrize(
-    "name", ["qwen2 half windowed", pytest.param("gemma3", marks=pytest.mark.slow)]
+    "name", ["qwen2 half windowed", "lfm2", pytest.param("gemma3", marks=pytest.mark.slow)]
 )
-def test_windowed_and_full_layers_together_bear_everything_that_full_ones_do(
+def test_layers_of_several_kinds_together_bear_everything_that_full_ones_do(
     folder_of: Callable[[str], Path], name: str, num_blocks: int, config: EngineConfig
 ) -> None:
     folder = folder_of(name)
@@ -207,3 +207,31 @@ def test_bfloat16_is_as_near_to_float32_as_in_transformers(
         theirs = load_reference(folder, torch.bfloat16)(torch.tensor([prompt])).logits[0].float()
         ours = our_logits(folder, prompt, [150], dtype=torch.bfloat16)
     assert (ours - exact).abs().mean() <= 1.1 * (theirs - exact).abs().mean()
+
+
+@pytest.mark.slow
+@EVERY_FAMILY
+def test_bfloat16_chooses_the_best_token_as_often_as_transformers(
+    folder_of: Callable[[str], Path], name: str
+) -> None:
+    """Of positions whose two best logits are no near tie: four steps of bfloat16 apart or more.
+
+    Nearer ones are decided by rounding, in transformers too. So is the choice of experts.
+    """
+    folder = folder_of(name)
+    prompts = random_prompts(4, lengths=[150], vocab_size=VOCAB_SIZE)
+    with torch.inference_mode():
+        reference, rounded = load_reference(folder), load_reference(folder, torch.bfloat16)
+        exact = torch.cat([reference(torch.tensor([prompt])).logits[0] for prompt in prompts])
+        theirs = torch.cat([rounded(torch.tensor([prompt])).logits[0] for prompt in prompts])
+        ours = torch.cat([our_logits(folder, p, [150], dtype=torch.bfloat16) for p in prompts])
+    best, second = exact.topk(2).values.unbind(dim=1)
+    step = 2.0 ** (best.abs().log2().floor() - 7)
+    is_clear = best - second > 4 * step
+    chosen = exact.argmax(dim=1)[is_clear]
+    ours_right, theirs_right = (
+        float((logits.argmax(dim=1)[is_clear] == chosen).float().mean())
+        for logits in (ours, theirs)
+    )
+    assert len(chosen) > 0.75 * len(exact)
+    assert ours_right >= min(0.995, theirs_right)

@@ -83,7 +83,7 @@ def test_a_weight_file_that_is_none_is_refused(folder: Path, content: bytes) -> 
         ({"rms_norm_eps": -1}, "rms_norm_eps is -1"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported, only 'silu'"),
         ({"attention_bias": True}, "attention_bias=True is not supported"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config="),
+        ({"quantization_config": {"bits": 4}}, "quant_method None is not supported"),
         (
             {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}},
             "rope scaling 'yarn' is not supported, only default, linear, llama3",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -22,8 +23,12 @@ from tests.worker.model_fixtures import (
     load_reference,
     reference_greedy,
 )
+from worker.cpu.attention import AttentionPlan
 from worker.executors.uniproc import UniprocExecutor
+from worker.model.config import read_model_config
 from worker.model.demo import demo_model
+from worker.model.llama import KVCache
+from worker.model.load_llama import load_llama
 
 pytestmark = [
     pytest.mark.slow,
@@ -35,6 +40,7 @@ pytestmark = [
 
 NUM_TOKENS = 64
 BLOCK_SIZE = 16
+NUM_TEXT = 512
 TOLERANCE = 0.5
 """Gap of the two best logits within which bfloat16 may choose otherwise: logits of this model
 reach 16 to 32, where neighbouring bfloat16 numbers lie 0.125 apart."""
@@ -125,3 +131,30 @@ def test_bfloat16_chooses_otherwise_only_where_the_best_logits_nearly_tie(
     run = EngineRun(executor_for(folder, dtype="bfloat16"), EngineConfig())
     for prompt, tokens in zip(prompts, run.generate(prompts, greedy(NUM_TOKENS)), strict=True):
         assert largest_gap_to_best(reference, prompt, tokens) <= TOLERANCE
+
+
+def test_bfloat16_chooses_the_token_that_float32_chooses_on_real_text(folder: Path) -> None:
+    """Compiled steps round weights, keys and values alone; transformers rounds every operation."""
+    config = read_model_config(folder)
+    text = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
+    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids[:NUM_TEXT]
+    model = load_llama(
+        folder,
+        config,
+        dtype=torch.bfloat16,
+        num_positions=NUM_TEXT,
+        compiled=True,
+        deterministic=True,
+    )
+    blocks = np.arange(1, 1 + NUM_TEXT // BLOCK_SIZE, dtype=np.int32)
+    shape = (config.num_layers, 1 + len(blocks), BLOCK_SIZE, config.num_kv_heads, config.head_dim)
+    with torch.inference_mode():
+        expected = load_reference(folder)(torch.tensor([ids])).logits[0].argmax(dim=1)
+        found = model.forward(
+            torch.tensor(ids),
+            torch.arange(NUM_TEXT),
+            cache=KVCache(*(torch.zeros(shape, dtype=torch.bfloat16) for _ in range(2))),
+            plan=AttentionPlan(np.array([NUM_TEXT]), np.array([0]), blocks[None], BLOCK_SIZE),
+            rows=torch.arange(NUM_TEXT),
+        ).argmax(dim=1)
+    assert (found == expected).float().mean() >= 0.995

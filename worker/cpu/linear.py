@@ -10,7 +10,11 @@ from functools import cache
 import torch
 from torch.nn import functional as F
 
+from worker.cpu.eight_bit import EightBitWeight
 from worker.cpu.machine import has_native_bfloat16
+
+Weight = torch.Tensor | EightBitWeight
+"""One with eight bits has a scale per row."""
 
 _NARROW = 64
 """Up to this many rows a float32 product is limited by reading the weight, not by arithmetic."""
@@ -31,12 +35,12 @@ def _native_bfloat16() -> bool:
     return has_native_bfloat16()
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Return x @ weight.T + bias; x [rows, in], weight [out, in], result [rows, out] like x.
 
-    A weight in bfloat16 under float32 activations counts as widened, which is exact.
+    A weight in bfloat16 under float32 activations, or in eight bits, counts as widened.
     """
-    if x.dtype != weight.dtype:
+    if isinstance(weight, EightBitWeight) or x.dtype != weight.dtype:
         product = _linear_widened(x, weight)
     elif x.dtype == torch.float32:
         product = _linear_float32(x, weight)
@@ -55,9 +59,9 @@ def _linear_float32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.mm(weight, columns).t()[:rows]
 
 
-def _linear_widened(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _linear_widened(x: torch.Tensor, weight: Weight) -> torch.Tensor:
     """Multiply in float32, whatever the operands' precision, and round the result once to x's."""
     wide = x.float()
-    starts = range(0, weight.shape[0], _WIDEN_ROWS)
+    starts = range(0, len(weight), _WIDEN_ROWS)
     parts = [F.linear(wide, weight[i : i + _WIDEN_ROWS].float()).to(x.dtype) for i in starts]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)

@@ -14,9 +14,14 @@ import msgspec
 
 from kvindex.foundation.errors import ConfigError, DependencyError
 from worker.model.config_fields import ConfigFields
+from worker.model.lfm2_fields import as_llama
+from worker.model.quantization import Quantization, read_quantization
 from worker.model.rope_config import RopeConfig, read_local_rope, read_rope
 
 Activation = Literal["silu", "gelu_tanh"]
+
+Reach = int | Literal["state"] | None
+"""What a layer reads of the past: so many tokens, itself included, a state of them, or all."""
 
 SUPPORTED_ARCHITECTURES = (
     "LlamaForCausalLM",
@@ -25,6 +30,7 @@ SUPPORTED_ARCHITECTURES = (
     "Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM",
     "Gemma3ForCausalLM",
+    "Lfm2ForCausalLM",
 )
 """Architectures that are computed here; they only differ in details of the config.
 
@@ -33,6 +39,7 @@ Any other causal language model runs through the modules of transformers.
 
 _LLAMA_LIKE = SUPPORTED_ARCHITECTURES[:3]
 _WITH_QK_NORM = SUPPORTED_ARCHITECTURES[3:]
+_LFM2 = "Lfm2ForCausalLM"
 _CAUSAL_LM_NAMES = ("ForCausalLM", "LMHeadModel")
 _GEMMA3 = "Gemma3ForCausalLM"
 _QWEN3_MOE = "Qwen3MoeForCausalLM"
@@ -53,11 +60,13 @@ class ExpertsConfig(msgspec.Struct, frozen=True, kw_only=True):
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The shape of a decoder and what sets its family apart from Llama.
 
-    `windows`: how many tokens each layer looks back, itself included, None for all; empty when
-    every layer sees everything. `local_rope` is for layers with a window, where they have their
+    `windows`: what each layer reads of the past; empty when every layer reads everything.
+    `conv_kernel`: inputs that a short convolution reads, which is what layers with a state are.
+    `local_rope` is for layers with a window, where they have their
     own. `qk_norm`: queries and keys of a head are normed. `gemma_norms`: norms before and behind
     each half of a layer, with weights that count from 1. `query_scale` replaces the head size in
-    the attention's scale; `embedding_scale` multiplies the embedding.
+    the attention's scale; `embedding_scale` multiplies the embedding. `quantization` says how the
+    weights are stored, None as they are.
     """
 
     architecture: str
@@ -74,7 +83,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     tie_word_embeddings: bool
     qkv_bias: bool
     eos_token_ids: tuple[int, ...] = ()
-    windows: tuple[int | None, ...] = ()
+    windows: tuple[Reach, ...] = ()
+    conv_kernel: int | None = None
     local_rope: RopeConfig | None = None
     qk_norm: bool = False
     gemma_norms: bool = False
@@ -82,6 +92,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     embedding_scale: float = 1.0
     activation: Activation = "silu"
     experts: ExpertsConfig | None = None
+    quantization: Quantization | None = None
 
     @property
     def inner_size(self) -> int:
@@ -125,6 +136,8 @@ def read_model_config(folder: Path) -> ModelConfig:
     if architecture not in SUPPORTED_ARCHITECTURES:
         return _foreign_config(folder, fields, architecture)
     _refuse_what_is_not_computed(fields, architecture)
+    if architecture == _LFM2:
+        fields = as_llama(fields)
     is_gemma = architecture == _GEMMA3
     hidden_size = fields.integer("hidden_size")
     num_heads = fields.integer("num_attention_heads")
@@ -146,6 +159,7 @@ def read_model_config(folder: Path) -> ModelConfig:
         qkv_bias=architecture == "Qwen2ForCausalLM",
         eos_token_ids=_eos_token_ids(folder, fields),
         windows=windows,
+        conv_kernel=fields.integer("conv_L_cache", 3) if architecture == _LFM2 else None,
         local_rope=read_local_rope(fields, max_position) if is_gemma else None,
         qk_norm=architecture in _WITH_QK_NORM,
         gemma_norms=is_gemma,
@@ -153,6 +167,7 @@ def read_model_config(folder: Path) -> ModelConfig:
         embedding_scale=hidden_size**0.5 if is_gemma else 1.0,
         activation="gelu_tanh" if is_gemma else "silu",
         experts=_experts(fields) if architecture == _QWEN3_MOE else None,
+        quantization=read_quantization(fields),
     )
     if config.num_heads % config.num_kv_heads:
         raise ConfigError(
@@ -180,7 +195,11 @@ def _foreign_config(folder: Path, fields: ConfigFields, architecture: str) -> Mo
 
     The module is checked against it when it is loaded.
     """
-    fields.refuse_unless("quantization_config")
+    if fields.raw.get("quantization_config") is not None:
+        raise ConfigError(
+            f"{fields.path}: {architecture} runs through transformers, where quantization_config "
+            f"is not supported; it is for {', '.join(SUPPORTED_ARCHITECTURES)}"
+        )
     hidden_size = fields.integer_of("hidden_size", "n_embd", "d_model")
     num_heads = fields.integer_of("num_attention_heads", "n_head", "n_heads")
     max_position = fields.integer_of("max_position_embeddings", "n_positions", "max_seq_len")
@@ -189,7 +208,7 @@ def _foreign_config(folder: Path, fields: ConfigFields, architecture: str) -> Mo
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=fields.integer("intermediate_size", 4 * hidden_size),
-        num_layers=fields.integer_of("num_hidden_layers", "n_layer", "n_layers"),
+        num_layers=_num_layers(fields),
         num_heads=num_heads,
         num_kv_heads=fields.integer("num_key_value_heads", num_heads),
         head_dim=fields.integer("head_dim", hidden_size // num_heads),
@@ -207,7 +226,6 @@ def _refuse_what_is_not_computed(fields: ConfigFields, architecture: str) -> Non
     fields.refuse_unless("hidden_act", "silu")
     fields.refuse_unless("hidden_activation", "gelu_pytorch_tanh")
     fields.refuse_unless("mlp_bias", False)
-    fields.refuse_unless("quantization_config")
     fields.refuse_unless("pretraining_tp", 1)
     if architecture != "Qwen2ForCausalLM":
         fields.refuse_unless("attention_bias", False)
@@ -218,21 +236,20 @@ def _refuse_what_is_not_computed(fields: ConfigFields, architecture: str) -> Non
     fields.refuse_unless("mlp_only_layers", [])
 
 
-def _windows(fields: ConfigFields, architecture: str) -> tuple[int | None, ...]:
-    """Return the window of each layer, () when no layer has one."""
+def _windows(fields: ConfigFields, architecture: str) -> tuple[Reach, ...]:
+    """Return what each layer reads of the past, () when every layer reads everything."""
+    if architecture == _LFM2:
+        return _kinds(fields, {"conv": "state", "full_attention": None})
     is_qwen = architecture.startswith("Qwen")
     used = fields.flag("use_sliding_window", default=False) if is_qwen else True
     if not used or architecture == "LlamaForCausalLM" or fields.raw.get("sliding_window") is None:
         return ()
     window = fields.integer("sliding_window")
-    num_layers = fields.integer_of("num_hidden_layers", "n_layer", "n_layers")
-    kinds = fields.raw.get("layer_types")
-    if kinds is not None:
-        known = {"sliding_attention": window, "full_attention": None}
-        if len(kinds) != num_layers or not known.keys() >= set(kinds):
-            raise ConfigError(f"{fields.path}: layer_types={kinds!r} is not supported")
-        windows = tuple(known[kind] for kind in kinds)
-    elif is_qwen:
+    num_layers = _num_layers(fields)
+    windows: tuple[Reach, ...]
+    if fields.raw.get("layer_types") is not None:
+        return _kinds(fields, {"sliding_attention": window, "full_attention": None})
+    if is_qwen:
         first = fields.raw.get("max_window_layers", 28)
         windows = tuple(window if i >= first else None for i in range(num_layers))
     elif architecture == _GEMMA3:
@@ -241,6 +258,19 @@ def _windows(fields: ConfigFields, architecture: str) -> tuple[int | None, ...]:
     else:
         windows = (window,) * num_layers
     return windows if any(windows) else ()
+
+
+def _kinds(fields: ConfigFields, known: dict[str, Reach]) -> tuple[Reach, ...]:
+    """Read `layer_types`, which may only hold what is known."""
+    kinds = fields.raw["layer_types"]
+    if len(kinds) != _num_layers(fields) or not known.keys() >= set(kinds):
+        raise ConfigError(f"{fields.path}: layer_types={kinds!r} is not supported")
+    reaches = tuple(known[kind] for kind in kinds)
+    return reaches if any(reaches) else ()
+
+
+def _num_layers(fields: ConfigFields) -> int:
+    return fields.integer_of("num_hidden_layers", "n_layer", "n_layers")
 
 
 def _experts(fields: ConfigFields) -> ExpertsConfig:

@@ -1,9 +1,9 @@
 """A pre-norm decoder with rotary grouped-query attention, in plain torch operations.
 
 It computes every native family and any rank's part of it: windows, norms of queries and keys,
-Gemma's norms and scales, mixtures of experts, tensor parallelism. worker.model.llama is the short
-path for what is like Llama and whole. It sees one flattened batch of tokens; which requests they
-belong to is the plan's business.
+Gemma's norms and scales, short convolutions, mixtures of experts, tensor parallelism.
+worker.model.llama is the short path for what is like Llama and whole. It sees one flattened batch
+of tokens; which requests they belong to is the plan's business.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from worker.cpu.attention import AttentionPlan, PlainPlan, paged_attention, plain_plans
+from worker.cpu.attention import AttentionPlan, PlainPlan, paged_attention, plain_plan
 from worker.cpu.linear import linear
 from worker.model.config import ModelConfig
 from worker.model.kv_layout import KVLayout
@@ -21,6 +21,7 @@ from worker.model.llama import KVCache
 from worker.model.lora import NO_ADAPTERS, BatchAdapters
 from worker.model.parallel import RankGroup
 from worker.model.rotary import apply_rotary, rotary_table
+from worker.model.short_conv import StatePlan, convolve, state_plan
 
 
 @dataclass(slots=True, frozen=True)
@@ -44,7 +45,8 @@ class DecoderLayer:
     """Weights of one layer, [out, in]; q, k, v are fused.
 
     `after_attention` and `after_mlp` norm what is added to the residual, where the family does;
-    norms of queries and keys contain the attention's scale.
+    norms of queries and keys contain the attention's scale. Where there are `taps` [kernel,
+    channels], a short convolution stands in place of attention, between the same two products.
     """
 
     input_norm: torch.Tensor
@@ -57,6 +59,7 @@ class DecoderLayer:
     mlp_norm: torch.Tensor
     mlp: FeedForward | Experts
     after_mlp: torch.Tensor | None
+    taps: torch.Tensor | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -124,22 +127,46 @@ class Decoder:
         """
         hidden = F.embedding(token_ids, self._embedding) * self._embedding_scale
         rotations = [table[:, positions, None, :] for table in (self._rotary, self._local_rotary)]
-        plans = plain_plans(plan, self._layout.windows)
+        plans = self._plans(plan)
         for index, layer in enumerate(self._layers):
             place = self._layout.places[index]
-            attended = self._attention(
-                index,
-                self._norm(hidden, layer.input_norm),
-                rotation=rotations[self._layout.windows[place.group] is not None],
-                cache=cache,
-                plan=plans[place.group],
-                adapters=adapters,
-            )
+            group_plan = plans[place.group]
+            normed = self._norm(hidden, layer.input_norm)
+            if isinstance(group_plan, StatePlan):
+                attended = self._short_conv(layer, normed, cache.keys[place.row], group_plan)
+            else:
+                attended = self._attention(
+                    index,
+                    normed,
+                    rotation=rotations[self._layout.windows[place.group] is not None],
+                    cache=cache,
+                    plan=group_plan,
+                    adapters=adapters,
+                )
             hidden = hidden + self._norm(self._ranks.sum(attended), layer.after_attention)
             mixed = self._mlp(index, self._norm(hidden, layer.mlp_norm), adapters)
             hidden = hidden + self._norm(self._ranks.sum(mixed), layer.after_mlp)
         logits = linear(self._norm(hidden[rows], self._final_norm), self._head).float()
         return self._ranks.join_columns(logits, total=self.config.vocab_size)
+
+    def _plans(self, plan: AttentionPlan) -> list[PlainPlan | StatePlan]:
+        """Lay out what each cache group reads and writes."""
+        kernel = self.config.conv_kernel or 0
+        return [
+            state_plan(plan, group=group, kernel=kernel)
+            if group in self._layout.states
+            else plain_plan(plan, group=group, window=window)
+            for group, window in enumerate(self._layout.windows)
+        ]
+
+    @staticmethod
+    def _short_conv(
+        layer: DecoderLayer, x: torch.Tensor, memory: torch.Tensor, plan: StatePlan
+    ) -> torch.Tensor:
+        assert layer.taps is not None
+        gate_in, gate_out, value = linear(x, layer.qkv).chunk(3, dim=-1)
+        mixed = convolve(gate_in * value, layer.taps, memory.flatten(1), plan)
+        return linear(gate_out * mixed, layer.out)
 
     def _attention(
         self,

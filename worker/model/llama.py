@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from worker.cpu.attention import AttentionPlan, PlainPlan, paged_attention, plain_plan
-from worker.cpu.linear import linear
+from worker.cpu.linear import Weight, linear
 from worker.model.config import ModelConfig
 from worker.model.lora import NO_ADAPTERS, BatchAdapters
 from worker.model.rotary import apply_rotary, rotary_table
@@ -28,12 +28,12 @@ class Layer:
     """Weights of one decoder layer, [out, in]; q, k, v and gate, up are fused."""
 
     input_norm: torch.Tensor
-    qkv: torch.Tensor
+    qkv: Weight
     qkv_bias: torch.Tensor | None
-    out: torch.Tensor
+    out: Weight
     post_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: Weight
+    down: Weight
 
 
 @dataclass(slots=True, frozen=True)

@@ -16,8 +16,22 @@ from worker.model.config import ModelConfig
 from worker.model.decoder import Decoder, DecoderLayer, DecoderWeights, Experts, FeedForward
 from worker.model.kv_layout import kv_layout
 from worker.model.parallel import ALONE, RankGroup
+from worker.model.quantized_source import open_weights
 from worker.model.shard import Shard, local_config, shard_of
 from worker.model.weights import WeightSource
+
+_LFM2_NAMES = {
+    "input_layernorm": "operator_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.o_proj": "self_attn.out_proj",
+    "self_attn.q_norm": "self_attn.q_layernorm",
+    "self_attn.k_norm": "self_attn.k_layernorm",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.up_proj": "feed_forward.w3",
+    "mlp.down_proj": "feed_forward.w2",
+    "model.norm": "model.embedding_norm",
+}
+"""What LFM2 calls its parts, by what others do."""
 
 
 def load_decoder(
@@ -43,25 +57,38 @@ def load_weights(
     folder: Path, config: ModelConfig, shard: Shard, *, dtype: torch.dtype
 ) -> DecoderWeights:
     """Load what `shard` names in `dtype`; raises DependencyError naming the tensor at fault."""
-    source = WeightSource(folder)
+    source = open_weights(folder, config)
+    layers = load_layers(source, config, shard, dtype=dtype)
+    embedding, final_norm, head = load_ends(source, config, shard, dtype=dtype)
+    return DecoderWeights(embedding, layers, final_norm, head)
+
+
+def load_layers(
+    source: WeightSource, config: ModelConfig, shard: Shard, *, dtype: torch.dtype
+) -> list[DecoderLayer]:
+    """Load what lies between the ends."""
+    return [_LayerSource(source, config, shard, i, dtype).layer() for i in range(config.num_layers)]
+
+
+def load_ends(
+    source: WeightSource, config: ModelConfig, shard: Shard, *, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Load embedding, final norm and head, last of all: a tensor nobody took is refused then."""
     embedding_shape = (config.vocab_size, config.hidden_size)
     embedding = source.take("model.embed_tokens.weight", embedding_shape).to(dtype)
-    layers = [
-        _LayerSource(source, config, shard, i, dtype).layer() for i in range(config.num_layers)
-    ]
     final_norm = _norm_weight(
-        source.take("model.norm.weight", (config.hidden_size,)), config, dtype
+        source.take(_named(config, "model.norm.weight"), (config.hidden_size,)), config, dtype
     )
     head = embedding
     if not config.tie_word_embeddings:
         head = source.take("lm_head.weight", embedding_shape)
-    _refuse_untaken(folder, source, config)
+    _refuse_untaken(source, config)
     if head is not embedding or shard.vocab != range(config.vocab_size):
         head = _padded(_rows(head, shard.vocab).to(dtype), shard.vocab_rows)
-    return DecoderWeights(embedding, layers, final_norm, head)
+    return embedding, final_norm, head
 
 
-def _refuse_untaken(folder: Path, source: WeightSource, config: ModelConfig) -> None:
+def _refuse_untaken(source: WeightSource, config: ModelConfig) -> None:
     """Refuse weights that the computation would ignore: the answers would be quietly wrong."""
     for name in source.untaken():
         harmless = name.endswith("rotary_emb.inv_freq") or (
@@ -69,7 +96,7 @@ def _refuse_untaken(folder: Path, source: WeightSource, config: ModelConfig) -> 
         )
         if not harmless:
             raise DependencyError(
-                f"{folder}: tensor {name} has no place in {config.architecture}; "
+                f"{source.folder}: tensor {name} has no place in {config.architecture}; "
                 "the folder holds another model than its config.json says"
             )
 
@@ -88,11 +115,14 @@ class _LayerSource:
         self._source = source
         self._config = config
         self._shard = shard
+        self._index = index
         self._prefix = f"model.layers.{index}."
         self._dtype = dtype
 
     def layer(self) -> DecoderLayer:
         """Return the layer."""
+        if self._is_conv:
+            return self._conv_layer()
         config = self._config
         hidden, q_size = config.hidden_size, config.num_heads * config.head_dim
         out = self._take("self_attn.o_proj.weight", hidden, q_size)
@@ -117,8 +147,34 @@ class _LayerSource:
             after_mlp=norms.get("after_mlp"),
         )
 
+    def _conv_layer(self) -> DecoderLayer:
+        """Return a layer with a short convolution, of this rank's channels."""
+        hidden, kernel = self._config.hidden_size, self._config.conv_kernel
+        assert kernel is not None
+        channels = self._shard.channels
+        gates = self._take("conv.in_proj.weight", 3 * hidden, hidden)
+        out = self._take("conv.out_proj.weight", hidden, hidden)
+        taps = self._take("conv.conv.weight", hidden, 1, kernel)
+        return DecoderLayer(
+            input_norm=self._norm("input_layernorm.weight", hidden),
+            qkv=torch.cat([_rows(part, channels) for part in gates.chunk(3)]).to(self._dtype),
+            qkv_bias=None,
+            q_norm=None,
+            k_norm=None,
+            out=_columns(out, channels).to(self._dtype),
+            after_attention=None,
+            mlp_norm=self._norm("post_attention_layernorm.weight", hidden),
+            mlp=self._mlp(),
+            after_mlp=None,
+            taps=_rows(taps.squeeze(1), channels).t().contiguous().to(self._dtype),
+        )
+
+    @property
+    def _is_conv(self) -> bool:
+        return bool(self._config.windows) and self._config.windows[self._index] == "state"
+
     def _take(self, name: str, *shape: int) -> torch.Tensor:
-        return self._source.take(self._prefix + name, shape)
+        return self._source.take(self._prefix + _named(self._config, name), shape)
 
     def _norm(self, name: str, size: int) -> torch.Tensor:
         return _norm_weight(self._take(name, size), self._config, self._dtype)
@@ -164,6 +220,14 @@ class _LayerSource:
         return FeedForward(
             torch.cat(gate_up).to(self._dtype), _columns(down, self._shard.inner).to(self._dtype)
         )
+
+
+def _named(config: ModelConfig, name: str) -> str:
+    """Return what the family calls a tensor that Llama calls so."""
+    if config.architecture != "Lfm2ForCausalLM":
+        return name
+    part, _, kind = name.rpartition(".")
+    return f"{_LFM2_NAMES.get(part, part)}.{kind}"
 
 
 def _norm_weight(weight: torch.Tensor, config: ModelConfig, dtype: torch.dtype) -> torch.Tensor:

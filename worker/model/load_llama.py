@@ -13,10 +13,11 @@ from worker.cpu.compiled.choose import runs_compiled
 from worker.cpu.machine import has_native_bfloat16
 from worker.model.config import ModelConfig
 from worker.model.decoder import DecoderLayer, FeedForward
+from worker.model.eight_bit_layers import eight_bit_layers
 from worker.model.llama import Layer, LlamaModel
-from worker.model.load_decoder import load_weights
+from worker.model.load_decoder import load_ends, load_layers
+from worker.model.quantized_source import QuantizedSource, open_weights
 from worker.model.shard import shard_of
-from worker.model.weights import WeightSource
 
 _FEW_ROWS = 32
 """Up to this many rows reading the weights takes longer than the arithmetic."""
@@ -33,20 +34,30 @@ def load_llama(
 ) -> LlamaModel:
     """Load a folder's weights to compute in `dtype`; DependencyError names a tensor at fault.
 
-    `compiled` None runs compiled where that is possible. Then weights stay in bfloat16 if that is
-    what the folder holds: the arithmetic is float32 in any case, and reads half as much.
+    `compiled` None runs compiled where that is possible. Then weights stay in bfloat16, or in eight
+    bits with a scale per row, if that is what the folder holds: the arithmetic is float32 in any
+    case, and reads half or a quarter as much.
     """
     if compiled is None:
         compiled = runs_compiled(config)
-    stays_half = compiled and WeightSource(folder).dtypes() == {"BF16"}
+    source, whole = open_weights(folder, config), shard_of(config, rank=0, size=1)
+    kept = None
+    if compiled and isinstance(source, QuantizedSource):
+        kept = eight_bit_layers(source, config)
+    # A number times its scale has more digits than bfloat16 holds.
+    is_exact = kept is not None or config.quantization is None
+    stays_half = compiled and is_exact and source.dtypes() == {"BF16"}
     stored = torch.bfloat16 if stays_half else dtype
-    weights = load_weights(folder, config, shard_of(config, rank=0, size=1), dtype=stored)
+    layers = kept or [
+        _llama_layer(layer) for layer in load_layers(source, config, whole, dtype=stored)
+    ]
+    embedding, final_norm, head = load_ends(source, config, whole, dtype=stored)
     return LlamaModel(
         config,
-        embedding=weights.embedding,
-        layers=[_llama_layer(layer) for layer in weights.layers],
-        final_norm=weights.final_norm,
-        head=weights.head,
+        embedding=embedding,
+        layers=layers,
+        final_norm=final_norm,
+        head=head,
         num_positions=num_positions,
         dtype=dtype,
         compiled_rows=_compiled_rows(dtype, deterministic) if compiled else 0,

@@ -1,7 +1,8 @@
 """Which part of a model each of several ranks holds; torch-free.
 
-Attention is split by KV heads, the feed-forward by its inner columns, the head by tokens of the
-vocabulary; each rank has the whole embedding, and the KV of its own heads (Shoeybi et al. 2019).
+Attention is split by KV heads, a short convolution by channels, the feed-forward by its inner
+columns, the head by tokens of the vocabulary; each rank has the whole embedding, and the KV of its
+own heads (Shoeybi et al. 2019).
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from worker.model.config import ModelConfig
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank holds of every layer: ranges of heads, inner columns and tokens.
+    """What one rank holds of every layer: ranges of heads, channels, inner columns and tokens.
 
     `vocab_rows` rows of the head are computed by each rank; those beyond `vocab` are padding.
     """
 
     heads: range
     kv_heads: range
+    channels: range
     inner: range
     vocab: range
     vocab_rows: int
@@ -58,6 +60,7 @@ def shard_of(config: ModelConfig, *, rank: int, size: int) -> Shard:
     return Shard(
         heads=heads,
         kv_heads=kv_heads,
+        channels=_part(config.hidden_size, rank, size),
         inner=_part(config.inner_size, rank, size),
         vocab=range(first_token, min(first_token + vocab_rows, config.vocab_size)),
         vocab_rows=vocab_rows,

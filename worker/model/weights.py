@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvindex.foundation.errors import DependencyError
 from worker.model.config import read_json
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 
 _LENGTH_BYTES = 8
 _CHUNK_BYTES = 1 << 20
+
+
+class StoredTensor(NamedTuple):
+    """What a file says of a tensor; `dtype` as safetensors names it ("BF16")."""
+
+    dtype: str
+    shape: tuple[int, ...]
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -41,12 +48,17 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def tensor_names(file: Path) -> list[str]:
-    """Return the names in a safetensors file; see `tensor_shapes`."""
-    return list(tensor_shapes(file))
+    """Return the names in a safetensors file; see `stored_tensors`."""
+    return list(stored_tensors(file))
 
 
 def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each tensor in a safetensors file, from its header.
+    """Return the shape of each tensor in a safetensors file; see `stored_tensors`."""
+    return {name: tensor.shape for name, tensor in stored_tensors(file).items()}
+
+
+def stored_tensors(file: Path) -> dict[str, StoredTensor]:
+    """Return what a safetensors file holds, from its header.
 
     Raises DependencyError when the header is damaged or the file is shorter than it says.
     """
@@ -58,14 +70,17 @@ def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
         header = json.loads(head)
         header.pop("__metadata__", None)
         end = max(entry["data_offsets"][1] for entry in header.values())
-        shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}
+        tensors = {
+            name: StoredTensor(str(entry["dtype"]), tuple(entry["shape"]))
+            for name, entry in header.items()
+        }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DependencyError(f"{file} is no safetensors file, or it is damaged") from error
     if _LENGTH_BYTES + length + end != size:
         raise DependencyError(
             f"{file} is truncated: {size} bytes, its header promises {_LENGTH_BYTES + length + end}"
         )
-    return shapes
+    return tensors
 
 
 def weights_digest(folder: Path) -> str:
@@ -86,39 +101,61 @@ class WeightSource:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._file_of = {name: file for file in weight_files(folder) for name in tensor_names(file)}
+        self.folder = folder
+        self._entries: dict[str, StoredTensor] = {}
+        self._file_of: dict[str, Path] = {}
+        for file in weight_files(folder):
+            tensors = stored_tensors(file)
+            self._entries |= tensors
+            self._file_of |= dict.fromkeys(tensors, file)
         self._taken: set[str] = set()
         self._open: dict[Path, object] = {}
 
-    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return one tensor, whose shape must be `shape`."""
-        from safetensors import safe_open
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
 
-        file = self._file_of.get(name)
-        if file is None:
-            raise DependencyError(f"{self._folder}: tensor {name} is missing from the weights")
-        if file not in self._open:
-            self._open[file] = safe_open(file, framework="pt")
-        tensor: torch.Tensor = self._open[file].get_tensor(name)  # type: ignore[attr-defined]
-        if tuple(tensor.shape) != shape:
+    def stored_dtype(self, name: str) -> str | None:
+        """Return the precision of a tensor in its file, None when it is missing."""
+        entry = self._entries.get(name)
+        return None if entry is None else entry.dtype
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return one tensor of numbers with a fraction, whose shape must be `shape`."""
+        tensor = self._shaped(name, shape)
+        if not tensor.is_floating_point():
             raise DependencyError(
-                f"{self._folder}: tensor {name} has shape {tuple(tensor.shape)}, "
-                f"config.json asks for {shape}"
+                f"{self.folder}: tensor {name} is stored in {self.stored_dtype(name)}, and "
+                "config.json does not say how it is quantized"
             )
-        self._taken.add(name)
         return tensor
 
     def dtypes(self) -> set[str]:
         """Return the precisions that the files hold, as safetensors names them ("BF16")."""
-        from safetensors import safe_open
-
-        found: set[str] = set()
-        for file in set(self._file_of.values()):
-            with safe_open(file, framework="pt") as tensors:
-                found |= {tensors.get_slice(name).get_dtype() for name in tensor_names(file)}
-        return found
+        return {entry.dtype for entry in self._entries.values()}
 
     def untaken(self) -> Iterator[str]:
         """Yield the names that nobody asked for."""
         return (name for name in self._file_of if name not in self._taken)
+
+    def _shaped(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return one tensor as it is stored, whose shape must be `shape`."""
+        tensor = self._stored(name)
+        if tuple(tensor.shape) != shape:
+            raise DependencyError(
+                f"{self.folder}: tensor {name} has shape {tuple(tensor.shape)}, "
+                f"config.json asks for {shape}"
+            )
+        return tensor
+
+    def _stored(self, name: str) -> torch.Tensor:
+        """Return one tensor, whatever its shape."""
+        from safetensors import safe_open
+
+        file = self._file_of.get(name)
+        if file is None:
+            raise DependencyError(f"{self.folder}: tensor {name} is missing from the weights")
+        if file not in self._open:
+            self._open[file] = safe_open(file, framework="pt")
+        tensor: torch.Tensor = self._open[file].get_tensor(name)  # type: ignore[attr-defined]
+        self._taken.add(name)
+        return tensor

@@ -8,10 +8,20 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
+from worker.cpu.compiled.products import FLOAT8
 from worker.cpu.compiled.tile_library import tile_addresses
-from worker.cpu.compiled.tiles import DOT_SHAPES, MIX, MIX_SHAPES, SILU, SOFTMAX
-from worker.cpu.compiled.vector_code import LANES
+from worker.cpu.compiled.tiles import (
+    DOT_SHAPES,
+    MIX,
+    MIX_SHAPES,
+    NUM_STORAGES,
+    SILU,
+    SOFTMAX,
+    STORAGES,
+)
+from worker.cpu.compiled.vector_code import LANES, Storage
 
 Array = npt.NDArray[np.float32]
 RNG = np.random.default_rng(0)
@@ -26,26 +36,50 @@ def normal(*shape: int) -> Array:
     return RNG.standard_normal(shape).astype(np.float32)
 
 
-def stored(values: Array, is_half: int) -> tuple[npt.NDArray[np.generic], Array]:
-    """Return values as they are stored, cut to bfloat16 if `is_half`, and what they stand for."""
-    if not is_half:
-        return values, values
-    halves = (values.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
-    return halves, (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
+def stored(values: Array, storage: str) -> tuple[npt.NDArray[np.generic], Array]:
+    """Return values as they are stored, and what they stand for."""
+    tensor = torch.from_numpy(values)
+    match storage:
+        case "float32":
+            return values, values
+        case "bfloat16":
+            narrow, bits = tensor.bfloat16(), torch.int16
+        case "int8":
+            narrow, bits = (tensor * 20).round().to(torch.int8), torch.int8
+        case _:
+            narrow, bits = tensor.to(torch.float8_e4m3fn), torch.int8
+    return narrow.view(bits).numpy(), narrow.float().numpy()
 
 
-@pytest.mark.parametrize("is_half", [0, 1])
+@pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("vectors", [1, 2, 5])
-def test_dot_tiles(vectors: int, is_half: int) -> None:
+def test_dot_tiles(vectors: int, storage: Storage) -> None:
     depth = vectors * LANES
     for shape, (rows, columns) in enumerate(DOT_SHAPES):
-        x, (w, exact) = normal(rows, depth + 4), stored(normal(columns, depth + 4), is_half)
+        x, (w, exact) = normal(rows, depth + 4), stored(normal(columns, depth + 4), storage)
         out = np.full(rows * columns + 1, 7.0, np.float32)
         addresses = (x.ctypes.data, depth + 4, w.ctypes.data, depth + 4, depth, out.ctypes.data)
-        call(2 * shape + is_half, *addresses)
+        call(NUM_STORAGES * shape + STORAGES.index(storage), *addresses)
         expected = x[:, :depth] @ exact[:, :depth].T
-        assert np.abs(out[:-1].reshape(rows, columns) - expected).max() <= 1e-5
+        assert np.abs(out[:-1].reshape(rows, columns) - expected).max() <= 1e-5 * max(
+            1.0, np.abs(expected).max()
+        )
         assert out[-1] == 7.0
+
+
+def test_every_number_in_eight_bits_is_read_as_what_it_stands_for() -> None:
+    codes = np.delete(np.arange(256, dtype=np.uint8), [0x7F, 0xFF])
+    tile = NUM_STORAGES * DOT_SHAPES.index((1, 1))
+    one, out = np.zeros(LANES, np.float32), np.zeros(1, np.float32)
+    one[0] = 1.0
+    for storage, kind in (("int8", torch.int8), ("float8", torch.float8_e4m3fn)):
+        meaning = torch.from_numpy(codes).view(kind).float().tolist()
+        for code, expected in zip(codes, meaning, strict=True):
+            w = np.full(LANES, code)
+            addresses = (one.ctypes.data, LANES, w.ctypes.data, LANES, LANES, out.ctypes.data)
+            call(tile + STORAGES.index(storage), *addresses)
+            assert out[0] == expected
+    assert FLOAT8[codes].tolist() == meaning
 
 
 @pytest.mark.parametrize("is_half", [0, 1])
@@ -54,7 +88,7 @@ def test_mix_tiles_add_to_what_is_there(is_half: int) -> None:
         width = vectors * LANES
         p, (v, exact), out = (
             normal(rows, 9),
-            stored(normal(7, width + 2), is_half),
+            stored(normal(7, width + 2), STORAGES[is_half]),
             normal(rows, width),
         )
         expected = out + p[:, :7] @ exact[:, :width]

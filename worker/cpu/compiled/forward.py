@@ -1,7 +1,8 @@
 """A decoder's forward pass through the compiled step: weights by address, buffers that are reused.
 
 It computes what LlamaModel does, for models without adapters on one rank. Weights may be stored in
-bfloat16 whatever the precision of the model: widening them is exact.
+bfloat16, and those of layers in eight bits, whatever the precision of the model: widening them is
+exact.
 """
 
 from __future__ import annotations
@@ -20,12 +21,22 @@ from worker.cpu.compiled.entry import compiled_step, kernel_folder
 from worker.cpu.compiled.paged import CHUNK, QUERY_ROWS
 from worker.cpu.compiled.products import PANEL
 from worker.cpu.compiled.step import LAST_STAGES, STAGES_PER_LAYER, TILE_FLOATS
-from worker.cpu.compiled.step_record import LAYER, STEP
+from worker.cpu.compiled.step_record import LAYER, PRODUCTS, STEP
 from worker.cpu.compiled.tile_library import tile_addresses
-from worker.cpu.compiled.vector_code import LANES
+from worker.cpu.compiled.tiles import STORAGES
+from worker.cpu.compiled.vector_code import LANES, Storage
+from worker.cpu.eight_bit import EightBitWeight
+from worker.cpu.linear import Weight
 from worker.model.config import ModelConfig
 
 Int64Array = npt.NDArray[np.int64]
+
+_STORAGE_OF: dict[torch.dtype, Storage] = {
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.int8: "int8",
+    torch.float8_e4m3fn: "float8",
+}
 
 
 class LayerWeights(Protocol):
@@ -34,17 +45,17 @@ class LayerWeights(Protocol):
     @property
     def input_norm(self) -> torch.Tensor: ...
     @property
-    def qkv(self) -> torch.Tensor: ...
+    def qkv(self) -> Weight: ...
     @property
     def qkv_bias(self) -> torch.Tensor | None: ...
     @property
-    def out(self) -> torch.Tensor: ...
+    def out(self) -> Weight: ...
     @property
     def post_norm(self) -> torch.Tensor: ...
     @property
-    def gate_up(self) -> torch.Tensor: ...
+    def gate_up(self) -> Weight: ...
     @property
-    def down(self) -> torch.Tensor: ...
+    def down(self) -> Weight: ...
 
 
 class Cache(Protocol):
@@ -83,10 +94,7 @@ class CompiledForward:
         self._kept: list[torch.Tensor] = []
         self._buffers: dict[str, npt.NDArray[np.generic]] = {}
         self._record = np.zeros(1, STEP)
-        table = [
-            [self._address_of(name, getattr(layer, name)) for name in LAYER] for layer in layers
-        ]
-        self._layers = np.array(table, np.int64)
+        self._layers = np.array([self._addresses(layer) for layer in layers], np.int64)
         self._set(
             num_layers=len(layers),
             hidden_size=config.hidden_size,
@@ -95,7 +103,8 @@ class CompiledForward:
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             vocab_size=len(head),
-            weights_are_half=head.dtype == torch.bfloat16,
+            ends_are_half=head.dtype == torch.bfloat16,
+            storage=_storage_of(layers[0]),
             layers=self._layers.ctypes.data,
             embedding=self._address_of("embedding", embedding),
             final_norm=self._address_of("final_norm", final_norm),
@@ -207,15 +216,36 @@ class CompiledForward:
             buffer = self._buffers[name] = np.empty(size, np.float32)
         return buffer.ctypes.data
 
+    def _addresses(self, layer: LayerWeights) -> list[int]:
+        """Return a row of `layers`."""
+        tensors: dict[str, torch.Tensor | None] = {
+            "input_norm": layer.input_norm,
+            "post_norm": layer.post_norm,
+            "qkv_bias": layer.qkv_bias,
+        }
+        for name in PRODUCTS:
+            weight: Weight = getattr(layer, name)
+            if isinstance(weight, EightBitWeight):
+                tensors |= {name: weight.values, f"{name}_scales": weight.scales}
+            else:
+                tensors |= {name: weight, f"{name}_scales": None}
+        return [self._address_of(name, tensors[name]) for name in LAYER]
+
     def _address_of(self, name: str, tensor: torch.Tensor | None) -> int:
         """Return where a tensor lies, made contiguous; what is added or scaled by in float32."""
         if tensor is None:
             return 0
-        if name.endswith(("norm", "bias")):
+        if name.endswith(("norm", "bias", "scales")):
             tensor = tensor.float()
         tensor = tensor.contiguous()
         self._kept.append(tensor)
         return tensor.data_ptr()
+
+
+def _storage_of(layer: LayerWeights) -> int:
+    """Return how the products of a layer, and of all others, are stored."""
+    stored = layer.qkv.values if isinstance(layer.qkv, EightBitWeight) else layer.qkv
+    return STORAGES.index(_STORAGE_OF[stored.dtype])
 
 
 def segments_of(num_queries: Int64Array, longest: int) -> Int64Array:

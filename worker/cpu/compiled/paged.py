@@ -10,7 +10,7 @@ import numpy as np
 
 from worker.cpu.compiled.calls import call4, call6, call7
 from worker.cpu.compiled.inner import inner
-from worker.cpu.compiled.tiles import MIX, SOFTMAX
+from worker.cpu.compiled.tiles import MIX, NUM_STORAGES, SOFTMAX
 from worker.cpu.compiled.vector_code import LANES
 
 CHUNK = 64
@@ -82,7 +82,8 @@ def _score(queries, num_rows, keys, is_half, stride, count, scores, at, tile, ti
             columns = 4 if count - column >= 4 else 1
             shape = (6 if columns == 4 else 7) if rows == 3 else (8 if columns == 4 else 5)
             place = keys + column * stride * size
-            call6(tiles[2 * shape + is_half], x, depth, place, stride, depth, tile.ctypes.data)
+            function = tiles[NUM_STORAGES * shape + is_half]
+            call6(function, x, depth, place, stride, depth, tile.ctypes.data)
             for r in range(rows):
                 for c in range(columns):
                     scores[row + r, at + column + c] = tile[r * columns + c]

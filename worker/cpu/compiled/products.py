@@ -1,7 +1,8 @@
 """Matrix products of activations with some columns' worth of weights.
 
-Weights are [columns, depth] at an address, in float32 or bfloat16; the arithmetic is float32. Each
-element is one dot product in one fixed order, so it does not depend on the rows beside it.
+Weights are [columns, depth] at an address, stored in one of `tiles.STORAGES`; the arithmetic is
+float32. Each element is one dot product in one fixed order, times its column's scale if there is
+one, so it does not depend on the rows beside it.
 """
 
 from __future__ import annotations
@@ -11,26 +12,40 @@ from numba import carray
 
 from worker.cpu.compiled.calls import call6, pointer
 from worker.cpu.compiled.inner import inner
+from worker.cpu.compiled.tiles import NUM_STORAGES
 from worker.cpu.compiled.vector_code import LANES
 
 PANEL = 3 * LANES
 """Columns computed at a time: a multiple of every tile's columns, and of a vector."""
 
 WIDEN_ROWS = 12
-"""From so many rows on, bfloat16 weights are widened once per panel and not once per tile."""
+"""From so many rows on, weights are widened once per panel and not once per tile."""
+
+_CODES = np.arange(128)
+_EIGHTHS = (_CODES % 8 + np.where(_CODES < 8, 0, 8)) * 2.0 ** (np.maximum(_CODES // 8, 1) - 10)
+FLOAT8 = np.concatenate((_EIGHTHS, -_EIGHTHS)).astype(np.float32)
+"""What each code of float8_e4m3fn stands for; the two that are no numbers do not occur."""
 
 
 @inner
-def multiply(x, num_rows, depth, w, is_half, columns, out, out_stride, adds, tiles, tile, panel):  # type: ignore[no-untyped-def]
+def item_bytes(storage):  # type: ignore[no-untyped-def]
+    """Return the bytes of a number that is stored in STORAGES[storage]."""
+    return 1 if storage > 1 else (2 if storage else 4)
+
+
+@inner
+def multiply(  # type: ignore[no-untyped-def]
+    x, num_rows, depth, w, storage, scales, columns, out, out_stride, adds, tiles, tile, panel
+):
     """Set (or add to) out [num_rows, columns] the product of x [num_rows, depth] and weights.
 
-    x, w, out are addresses; rows of out are out_stride floats apart. tile [12] and panel
-    [PANEL * depth] are scratch. `columns` is at most PANEL.
+    x, w, scales, out are addresses; rows of out are out_stride floats apart, and scales is 0 where
+    columns have none. tile [12] and panel [PANEL * depth] are scratch. `columns` is at most PANEL.
     """
-    if is_half and num_rows >= WIDEN_ROWS:
-        widen(w, panel.ctypes.data, columns * depth)
-        w, is_half = np.int64(panel.ctypes.data), np.int64(0)
-    size = 2 if is_half else 4
+    if storage and num_rows >= WIDEN_ROWS:
+        widen(w, storage, panel.ctypes.data, columns * depth)
+        w, storage = np.int64(panel.ctypes.data), np.int64(0)
+    size = item_bytes(storage)
     row = 0
     while row < num_rows:
         left = num_rows - row
@@ -40,21 +55,41 @@ def multiply(x, num_rows, depth, w, is_half, columns, out, out_stride, adds, til
         while column < columns:
             wide = columns - column >= width
             step = width if wide else 1
-            function = tiles[2 * (shape if wide else shape + 1) + is_half]
+            function = tiles[NUM_STORAGES * (shape if wide else shape + 1) + storage]
             weights = w + column * depth * size
             call6(function, place, depth, weights, depth, depth, tile.ctypes.data)
+            if scales:
+                _scale(tile, rows, step, scales + column * 4)
             _put(tile, rows, step, out + (row * out_stride + column) * 4, out_stride, adds)
             column += step
         row += rows
 
 
 @inner
-def widen(source, target, count):  # type: ignore[no-untyped-def]
-    """Copy bfloat16 numbers to float32; both are addresses."""
-    halves = carray(pointer(source), (count,), np.uint16)
-    words = carray(pointer(target), (count,), np.uint32)
-    for i in range(count):
-        words[i] = np.uint32(halves[i]) << np.uint32(16)
+def widen(source, storage, target, count):  # type: ignore[no-untyped-def]
+    """Copy numbers in a narrower storage to float32; both are addresses."""
+    numbers = carray(pointer(target), (count,), np.float32)
+    if storage == 1:
+        words = carray(pointer(target), (count,), np.uint32)
+        halves = carray(pointer(source), (count,), np.uint16)
+        for i in range(count):
+            words[i] = np.uint32(halves[i]) << np.uint32(16)
+    elif storage == 2:
+        whole = carray(pointer(source), (count,), np.int8)
+        for i in range(count):
+            numbers[i] = np.float32(whole[i])
+    else:
+        codes = carray(pointer(source), (count,), np.uint8)
+        for i in range(count):
+            numbers[i] = FLOAT8[codes[i]]
+
+
+@inner
+def _scale(tile, rows, columns, scales):  # type: ignore[no-untyped-def]
+    factors = carray(pointer(scales), (columns,), np.float32)
+    for r in range(rows):
+        for c in range(columns):
+            tile[r * columns + c] *= factors[c]
 
 
 @inner

@@ -18,7 +18,7 @@ def embed(table, is_half, token_id, out):  # type: ignore[no-untyped-def]
     """Set out [width] to a row of an embedding table."""
     width = out.shape[0]
     if is_half:
-        widen(table + token_id * width * 2, out.ctypes.data, width)
+        widen(table + token_id * width * 2, np.int64(1), out.ctypes.data, width)
     else:
         row = carray(pointer(table + token_id * width * 4), (width,), np.float32)
         for i in range(width):

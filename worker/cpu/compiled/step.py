@@ -13,8 +13,9 @@ from worker.cpu.compiled.calls import call4, pointer
 from worker.cpu.compiled.crew_code import claim, finish, wait
 from worker.cpu.compiled.inner import inner
 from worker.cpu.compiled.paged import attend
-from worker.cpu.compiled.products import PANEL, multiply
+from worker.cpu.compiled.products import PANEL, item_bytes, multiply
 from worker.cpu.compiled.rows import embed, normalize, rotate, store
+from worker.cpu.compiled.step_record import LAYER
 from worker.cpu.compiled.tiles import NUM_TILES, SILU
 
 STAGES_PER_LAYER = 8
@@ -27,62 +28,36 @@ _TOKENS = 4
 _HEAD_PANELS = 4
 """Panels per unit of the head, whose columns are many."""
 
+_COLUMNS = len(LAYER)
+_INPUT_NORM, _QKV, _OUT, _GATE_UP, _DOWN, _POST_NORM, _QKV_BIAS, _FIRST_SCALES = np.arange(8)
+_SCALES_BEHIND = _FIRST_SCALES - _QKV
+"""Where each stands in LAYER; the scales of a product come so many places behind it."""
+
 
 @inner
 def run(step, thread):  # type: ignore[no-untyped-def]
     """Take part in a step as thread number `thread`; return when it is computed."""
-    layers = _integers(step.layers, (step.num_layers, 7))
+    layers = _integers(step.layers, (step.num_layers, _COLUMNS))
     scratch = _thread_scratch(step, thread)
-    tokens, hidden, inner_size = step.num_tokens, step.hidden_size, step.inner_size
+    hidden, inner_size = step.hidden_size, step.inner_size
     heads = step.num_heads * step.head_dim
     fused = heads + 2 * step.num_kv_heads * step.head_dim
     # Numbers by type: numba would compile a version of each function for each literal.
     zero, one, head_panels = np.int64(0), np.int64(1), np.int64(_HEAD_PANELS)
     stage = zero
     for layer in range(step.num_layers):
-        _norm(step, stage, layers[layer, 0], one if layer == 0 else zero)
-        _product(
-            step,
-            stage + 1,
-            step.normed,
-            hidden,
-            tokens,
-            layers[layer, 1],
-            fused,
-            step.qkv,
-            zero,
-            one,
-            scratch,
-        )
-        _rotate_and_store(step, stage + 2, layer, layers[layer, 2])
+        own = layers[layer]
+        _norm(step, stage, own[_INPUT_NORM], one if layer == 0 else zero)
+        _project(step, stage + 1, own, _QKV, step.normed, hidden, fused, step.qkv, zero, scratch)
+        _rotate_and_store(step, stage + 2, layer, own[_QKV_BIAS])
         _attend(step, stage + 3, layer, scratch)
-        _product(
-            step,
-            stage + 4,
-            step.attended,
-            heads,
-            tokens,
-            layers[layer, 3],
-            hidden,
-            step.hidden,
-            one,
-            one,
-            scratch,
+        _project(
+            step, stage + 4, own, _OUT, step.attended, heads, hidden, step.hidden, one, scratch
         )
-        _norm(step, stage + 5, layers[layer, 4], zero)
-        _gate_up(step, stage + 6, layers[layer, 5], scratch)
-        _product(
-            step,
-            stage + 7,
-            step.gated,
-            inner_size,
-            tokens,
-            layers[layer, 6],
-            hidden,
-            step.hidden,
-            one,
-            one,
-            scratch,
+        _norm(step, stage + 5, own[_POST_NORM], zero)
+        _gate_up(step, stage + 6, own, scratch)
+        _project(
+            step, stage + 7, own, _DOWN, step.gated, inner_size, hidden, step.hidden, one, scratch
         )
         stage += 8
     _norm_rows(step, stage)
@@ -93,7 +68,7 @@ def run(step, thread):  # type: ignore[no-untyped-def]
             step.normed,
             hidden,
             step.num_rows,
-            step.head,
+            (step.head, step.ends_are_half, zero),
             step.vocab_size,
             step.logits,
             zero,
@@ -139,7 +114,7 @@ def _norm(step, stage, weight, embeds):  # type: ignore[no-untyped-def]
     while unit < num_units:
         for token in range(unit * _TOKENS, min((unit + 1) * _TOKENS, step.num_tokens)):
             if embeds:
-                embed(step.embedding, step.weights_are_half, token_ids[token], hidden[token])
+                embed(step.embedding, step.ends_are_half, token_ids[token], hidden[token])
             normalize(hidden[token], weights, step.eps, normed[token])
         finish(step.counters, stage)
         unit = claim(step.counters, stage)
@@ -147,15 +122,23 @@ def _norm(step, stage, weight, embeds):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _product(step, stage, x, depth, num_rows, weight, columns, out, adds, panels, scratch):  # type: ignore[no-untyped-def]
-    """Set out [num_rows, columns] to x [num_rows, depth] times weight, or add it if `adds`.
+def _project(step, stage, layer, product, x, depth, columns, out, adds, scratch):  # type: ignore[no-untyped-def]
+    """Do what _product does, with all tokens and a product of a layer; a unit is a panel."""
+    weight = layer[product], step.storage, layer[product + _SCALES_BEHIND]
+    panels = np.int64(1)
+    _product(step, stage, x, depth, step.num_tokens, weight, columns, out, adds, panels, scratch)
 
-    A unit is `panels` panels of columns.
+
+@inner
+def _product(step, stage, x, depth, num_rows, weight, columns, out, adds, panels, scratch):  # type: ignore[no-untyped-def]
+    """Set out [num_rows, columns] to x [num_rows, depth] times a weight, or add it if `adds`.
+
+    weight is (address, storage, address of scales or 0). A unit is `panels` panels of columns.
     """
     tile, panel, _ = scratch
     tiles = _integers(step.tiles, (NUM_TILES,))
-    is_half = step.weights_are_half
-    column_bytes = depth * (2 if is_half else 4)
+    address, storage, scales = weight
+    column_bytes = depth * item_bytes(storage)
     num_panels = _units(columns, np.int64(PANEL))
     num_units = _units(num_panels, panels)
     unit = claim(step.counters, stage)
@@ -166,8 +149,9 @@ def _product(step, stage, x, depth, num_rows, weight, columns, out, adds, panels
                 x,
                 num_rows,
                 depth,
-                weight + at * column_bytes,
-                is_half,
+                address + at * column_bytes,
+                storage,
+                scales + at * 4 if scales else scales,
                 min(PANEL, columns - at),
                 out + at * 4,
                 columns,
@@ -298,14 +282,14 @@ def _attend_segment(step, layer, first, count, kv_head, buffers):  # type: ignor
 
 
 @inner
-def _gate_up(step, stage, weight, scratch):  # type: ignore[no-untyped-def]
+def _gate_up(step, stage, layer, scratch):  # type: ignore[no-untyped-def]
     """Set gated to silu(gate) * up; gates are the first inner_size columns of the weight."""
     tile, panel, rest = scratch
     tokens, inner_size = step.num_tokens, step.inner_size
     depth = step.hidden_size
     tiles = _integers(step.tiles, (NUM_TILES,))
-    is_half = step.weights_are_half
-    column_bytes = depth * (2 if is_half else 4)
+    weight, storage, scales = layer[_GATE_UP], step.storage, layer[_GATE_UP + _SCALES_BEHIND]
+    column_bytes = depth * item_bytes(storage)
     width, adds = np.int64(PANEL), np.int64(0)
     num_units = _units(inner_size, width)
     unit = claim(step.counters, stage)
@@ -313,12 +297,15 @@ def _gate_up(step, stage, weight, scratch):  # type: ignore[no-untyped-def]
         at = unit * PANEL
         count = min(PANEL, inner_size - at)
         gate, place = step.gated + at * 4, weight + at * column_bytes
-        x = step.normed
+        x, own = step.normed, scales + at * 4 if scales else scales
         multiply(
-            x, tokens, depth, place, is_half, count, gate, inner_size, adds, tiles, tile, panel
+            x, tokens, depth, place, storage, own, count, gate, inner_size, adds, tiles, tile, panel
         )
         place += inner_size * column_bytes
-        multiply(x, tokens, depth, place, is_half, count, rest, width, adds, tiles, tile, panel)
+        own += inner_size * 4 if scales else scales
+        multiply(
+            x, tokens, depth, place, storage, own, count, rest, width, adds, tiles, tile, panel
+        )
         for token in range(tokens):
             line = gate + token * inner_size * 4
             call4(tiles[SILU], line, rest + token * PANEL * 4, line, count)

@@ -15,7 +15,8 @@ _MODEL = (
     "num_kv_heads",
     "head_dim",
     "vocab_size",
-    "weights_are_half",  # 1: products and embedding in bfloat16
+    "ends_are_half",  # 1: embedding and head in bfloat16
+    "storage",  # of the layers' products, an index into tiles.STORAGES
     "layers",  # [num_layers, len(LAYER)] addresses
     "embedding",  # [vocab_size, hidden_size]
     "final_norm",  # [hidden_size] float32
@@ -62,5 +63,7 @@ STEP = np.dtype(
     align=True,
 )
 
-LAYER = ("input_norm", "qkv", "qkv_bias", "out", "post_norm", "gate_up", "down")
-"""Columns of `layers`; norms and the bias are float32, and 0 stands for no bias."""
+PRODUCTS = ("qkv", "out", "gate_up", "down")
+
+LAYER = ("input_norm", *PRODUCTS, "post_norm", "qkv_bias", *(f"{name}_scales" for name in PRODUCTS))
+"""Columns of `layers`; all but products are float32, and 0 stands for no bias and no scales."""

@@ -28,12 +28,15 @@ from worker.cpu.compiled.vector_code import (
 )
 
 DOT_SHAPES = ((4, 3), (4, 1), (2, 4), (2, 1), (1, 8), (1, 1), (3, 4), (3, 1), (1, 4))
-"""Rows and columns of the tiles that multiply, each over float32 and then over bfloat16."""
+"""Rows and columns of the tiles that multiply, each over every storage in turn."""
 
 MIX_SHAPES = ((3, 4), (3, 1), (1, 4), (1, 1))
-"""Rows, and vectors per row, of the tiles that mix; likewise."""
+"""Rows, and vectors per row, of the tiles that mix, each over float32 and then over bfloat16."""
 
-MIX = 2 * len(DOT_SHAPES)
+STORAGES: tuple[Storage, ...] = ("float32", "bfloat16", "int8", "float8")
+NUM_STORAGES = len(STORAGES)
+
+MIX = NUM_STORAGES * len(DOT_SHAPES)
 SOFTMAX = MIX + 2 * len(MIX_SHAPES)
 SILU = SOFTMAX + 1
 NUM_TILES = SILU + 1
@@ -41,7 +44,6 @@ NUM_TILES = SILU + 1
 
 _FLOAT_BYTES = 4
 _VECTOR_BYTES = LANES * _FLOAT_BYTES
-_STORAGES: tuple[Storage, Storage] = ("float32", "bfloat16")
 
 Body = Callable[[Builder, Sequence[Value]], None]
 
@@ -49,8 +51,8 @@ Body = Callable[[Builder, Sequence[Value]], None]
 def write_tiles() -> tuple[ir.Module, list[str]]:
     """Return a module with every tile, and the names of its functions in order."""
     module = ir.Module("tiles")
-    bodies = [(6, dot_tile(r, c, kind)) for r, c in DOT_SHAPES for kind in _STORAGES]
-    bodies += [(7, mix_tile(r, v, kind)) for r, v in MIX_SHAPES for kind in _STORAGES]
+    bodies = [(6, dot_tile(r, c, kind)) for r, c in DOT_SHAPES for kind in STORAGES]
+    bodies += [(7, mix_tile(r, v, kind)) for r, v in MIX_SHAPES for kind in STORAGES[:2]]
     bodies += [(4, softmax_row), (4, silu_product)]
     names = [f"tile_{i}" for i in range(len(bodies))]
     for name, (num_arguments, body) in zip(names, bodies, strict=True):

@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 from llvmlite import binding, ir
 
-Storage = Literal["float32", "bfloat16"]
+Storage = Literal["float32", "bfloat16", "int8", "float8"]
+"""float8 is float8_e4m3fn; what is stored in it must be numbers."""
 
-ITEM_BYTES: dict[Storage, int] = {"float32": 4, "bfloat16": 2}
+ITEM_BYTES: dict[Storage, int] = {"float32": 4, "bfloat16": 2, "int8": 1, "float8": 1}
 
 LANES = 16 if binding.get_host_cpu_features().get("avx512f") else 8
 """float32 numbers per vector register of this CPU."""
@@ -23,6 +24,7 @@ _INT32 = ir.IntType(32)
 VECTOR = ir.VectorType(_FLOAT, LANES)
 _INTEGERS = ir.VectorType(_INT32, LANES)
 _HALVES = ir.VectorType(ir.IntType(16), LANES)
+_BYTES = ir.VectorType(ir.IntType(8), LANES)
 
 _EXP_LOWEST = -87.0
 """e to less than this is taken as zero: it is below what float32 holds at full precision."""
@@ -49,12 +51,34 @@ def fma(builder: Builder, a: Value, b: Value, c: Value) -> Value:
 
 
 def load(builder: Builder, address: Value, storage: Storage = "float32") -> Value:
-    """Load a vector from an address, widened if it is stored in bfloat16."""
+    """Load a vector from an address, widened to float32, which is exact."""
     if storage == "float32":
         return builder.load(builder.inttoptr(address, VECTOR.as_pointer()), align=4)
-    raw = builder.load(builder.inttoptr(address, _HALVES.as_pointer()), align=2)
-    high = builder.shl(builder.zext(raw, _INTEGERS), ir.Constant(_INTEGERS, [16] * LANES))
-    return builder.bitcast(high, VECTOR)
+    if storage == "bfloat16":
+        raw = builder.load(builder.inttoptr(address, _HALVES.as_pointer()), align=2)
+        high = builder.shl(builder.zext(raw, _INTEGERS), _everywhere(16))
+        return builder.bitcast(high, VECTOR)
+    raw = builder.load(builder.inttoptr(address, _BYTES.as_pointer()), align=1)
+    if storage == "int8":
+        return builder.sitofp(builder.sext(raw, _INTEGERS), VECTOR)
+    return _widened_float8(builder, builder.sext(raw, _INTEGERS))
+
+
+def _widened_float8(builder: Builder, codes: Value) -> Value:
+    """Return what float8_e4m3fn codes stand for.
+
+    Exponent and mantissa are moved to where float32 has them. Codes without an exponent stand for
+    eighths of 2**-6 and come out as 2**-7 and as many eighths of it; float32 of the same kind would
+    be a hundred times slower.
+    """
+    shifted = builder.shl(codes, _everywhere(20))
+    magnitude = builder.and_(shifted, _everywhere(0x7F << 20))
+    normal = builder.bitcast(builder.add(magnitude, _everywhere(120 << 23)), VECTOR)
+    rest = builder.fsub(normal, splat(2.0**-7))
+    is_small = builder.fcmp_ordered("<", normal, splat(2.0**-6))
+    value = builder.select(is_small, builder.fadd(rest, rest), normal)
+    sign = builder.and_(shifted, _everywhere(-(1 << 31)))
+    return builder.bitcast(builder.or_(builder.bitcast(value, _INTEGERS), sign), VECTOR)
 
 
 def store(builder: Builder, value: Value, address: Value) -> None:
@@ -113,6 +137,10 @@ def exponential(builder: Builder, x: Value) -> Value:
     result = builder.bitcast(bits, VECTOR)
     result = builder.select(builder.fcmp_ordered("<", x, splat(_EXP_LOWEST)), splat(0.0), result)
     return builder.select(builder.fcmp_unordered("uno", x, x), x, result)
+
+
+def _everywhere(number: int) -> Value:
+    return ir.Constant(_INTEGERS, [number] * LANES)
 
 
 def _shuffle(builder: Builder, a: Value, b: Value, lanes: Sequence[int]) -> Value:
