@@ -96,15 +96,25 @@ class FreeQueue:
 
     def popleft(self, tenant: str | None = None) -> Block:
         """Take the block that is reused first, whoever asks; IndexError when there is none."""
-        first = self.first
-        self.remove(first)
+        first = self._head.next
+        assert first is not None
+        after = first.next
+        if after is None:
+            raise IndexError("no free block")
+        self._head.next, after.prev = after, self._head
+        first.prev = first.next = None
+        self._length -= 1
         return first
 
     def append(self, block: Block) -> None:
         """Put a block where it is reused last."""
-        last = self._tail.prev
+        tail = self._tail
+        last = tail.prev
         assert last is not None
-        self._insert(last, block)
+        assert block.prev is None, f"{block} is in the free queue already"
+        last.next = tail.prev = block
+        block.prev, block.next = last, tail
+        self._length += 1
 
     def prepend(self, block: Block) -> None:
         """Put a block where it is reused first."""

@@ -73,16 +73,19 @@ class BlockMap:
             assert block.block_hash == parent_hash, f"{block} is committed twice"
             block.inner_hashes = [*(block.inner_hashes or ()), block.block_hash]
         block.block_hash = block_hash
-        copies = self._copies[block.group].setdefault(block_hash, [])
-        copies.append(block)
-        if len(copies) == 1:
-            self._log.stored(
-                block_hash,
-                parent_hash,
-                group=block.group,
-                medium=self._medium,
-                lora_name=block.lora_name,
-            )
+        of_group = self._copies[block.group]
+        copies = of_group.get(block_hash)
+        if copies is not None:
+            copies.append(block)
+            return
+        of_group[block_hash] = [block]
+        self._log.stored(
+            block_hash,
+            parent_hash,
+            group=block.group,
+            medium=self._medium,
+            lora_name=block.lora_name,
+        )
 
     def add_all(self, block: Block, like: Block) -> None:
         """Make a block findable under every hash of another, whose contents it holds."""
@@ -96,8 +99,9 @@ class BlockMap:
         """Drop every hash of a block, deepest first."""
         assert block.block_hash is not None
         self._forget_one(block, block.block_hash)
-        for block_hash in reversed(block.inner_hashes or ()):
-            self._forget_one(block, block_hash)
+        if block.inner_hashes is not None:
+            for block_hash in reversed(block.inner_hashes):
+                self._forget_one(block, block_hash)
         block.forget_hashes()
 
     def clear(self) -> None:
@@ -106,11 +110,14 @@ class BlockMap:
             copies.clear()
 
     def _forget_one(self, block: Block, block_hash: BlockHash) -> None:
-        copies = self._copies[block.group][block_hash]
-        copies.remove(block)
-        if not copies:
-            del self._copies[block.group][block_hash]
-            self._log.removed(block_hash, group=block.group, medium=self._medium)
+        of_group = self._copies[block.group]
+        copies = of_group[block_hash]
+        if len(copies) > 1:
+            copies.remove(block)
+            return
+        assert copies[0] is block, f"{block} is not known by what it holds"
+        del of_group[block_hash]
+        self._log.removed(block_hash, group=block.group, medium=self._medium)
 
 
 def preferred(copies: Sequence[Block]) -> Block:

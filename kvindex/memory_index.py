@@ -7,6 +7,7 @@ asynchronous face. It is not shared between processes and knows no Redis.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from kvindex.foundation.clock import Clock, SystemClock
@@ -27,6 +28,8 @@ Part = tuple[int, str]
 """A group and a tier."""
 
 Inventory = dict[Part, set[int]]
+
+_NOTHING: AbstractSet[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -68,7 +71,8 @@ class MemoryIndex:
         epoch = max(self._epochs.get(target, -1) + 1, boot_ns)
         self._epochs[target] = epoch
         lapses_at = self._clock.monotonic() + lease_s
-        self._targets[target] = _TargetState(epoch, lapses_at, layout=layout)
+        states = {**self._targets, target: _TargetState(epoch, lapses_at, layout=layout)}
+        self._targets = dict(sorted(states.items()))
         return epoch
 
     def renew(self, target: Target, epoch: int, *, lease_s: float, report: LoadReport) -> bool:
@@ -198,14 +202,22 @@ class MemoryIndex:
 
     def _live(self) -> list[tuple[Target, _TargetState]]:
         now = self._clock.monotonic()
-        return sorted(item for item in self._targets.items() if item[1].lapses_at > now)
+        return [item for item in self._targets.items() if item[1].lapses_at > now]
 
     def _match_target(self, target: Target, state: _TargetState, chain: list[int]) -> TargetMatch:
+        matched, host = _matched(state, chain)
+        if not state.reserved:
+            return TargetMatch(
+                target=target,
+                epoch=state.epoch,
+                matched_blocks=matched,
+                host_blocks=host,
+                report=state.report,
+            )
         now = self._clock.monotonic()
         live = [entry for entry in state.reserved.values() if self._is_live(entry.gateway)]
         counted = [entry for entry in live if entry.is_counted]
         pending = [entry.pending for entry in live if entry.pending_until > now]
-        matched, host = _matched(state, chain)
         return TargetMatch(
             target=target,
             epoch=state.epoch,
@@ -292,11 +304,14 @@ class _Held:
 
 def _matched(state: _TargetState, chain: list[int]) -> tuple[int, int]:
     """Return the blocks of the engine's hit, and how many of them are on the host only."""
-    gpu, host = (state.inventory.get((0, tier), set()) for tier in ("gpu", "host"))
     layout = state.layout
     if layout is None:
+        gpu, host = (state.inventory.get((0, tier), _NOTHING) for tier in ("gpu", "host"))
+        on_gpu = _longest_run(chain, 0, gpu.__contains__)
+        if not host:
+            return on_gpu, 0
         matched = _longest_run(chain, 0, lambda h: h in gpu or h in host)
-        return matched, matched - (_longest_run(chain, 0, gpu.__contains__) if host else matched)
+        return matched, matched - on_gpu
     unit = layout.hash_block_size
     held = [
         _Held(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Sequence
+from typing import cast
 
 from kvindex.foundation.errors import ConfigError
 from kvindex.hashing import BlockHash
@@ -43,9 +44,11 @@ class BlockNames:
         num_ids = min(len(ids), -(-limit // self._units) * self._group)
         wanted = ids[self._group - 1 : num_ids : self._group]
         names = list(map(named.get, wanted))
-        for i, known in enumerate(names):
-            if known is None:
-                names[i] = named[wanted[i]] = tuple(self.fresh(self._units))
+        unknown = [i for i, known in enumerate(names) if known is None]
+        if unknown:
+            made = zip(*[iter(self.fresh(len(unknown) * self._units))] * self._units, strict=True)
+            for i, name in zip(unknown, made, strict=True):
+                names[i] = named[wanted[i]] = name
         hashes = list(itertools.chain.from_iterable(filter(None, names)))
         del hashes[limit:]
         if len(hashes) < limit:
@@ -57,4 +60,4 @@ class BlockNames:
         first = self._num_named
         self._num_named += count
         numbers = range(first, first + count)
-        return [BlockHash(number.to_bytes(_HASH_BYTES, "big")) for number in numbers]
+        return cast("list[BlockHash]", [n.to_bytes(_HASH_BYTES, "big") for n in numbers])

@@ -5,11 +5,12 @@ What the real gateway does around its planner, without HTTP. It knows no engine 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 import msgspec
 
-from kvindex.index import Reservation
+from kvindex.index import Reservation, Target
 from kvindex.memory_index import MemoryIndex
 from router.policy.pending import pending_ttl_s
 from router.policy.planner import Outcome
@@ -34,6 +35,7 @@ class Gateway:
     block_size: int
     index: MemoryIndex | None = None
     observer: Observer | None = None
+    _num_blocks: Counter[Target] = field(default_factory=Counter)
 
     def place(self, attempt: Attempt, now: float) -> Choice:
         """Choose a target for an attempt and count it as running there."""
@@ -59,6 +61,7 @@ class Gateway:
         """Give the place back."""
         self.router.finish(attempt, outcome, now)
         if self.index is not None:
+            self._num_blocks[placed.target] -= self._blocks_of(attempt)
             # As the live gateway: by now the events say what was written and what was evicted.
             self.index.release(
                 placed.target, attempt.arrival.request_id, attempt.number, written=False
@@ -76,12 +79,14 @@ class Gateway:
             view,
             reserved_prefill_tokens=max(0, view.reserved_prefill_tokens - prefill_tokens),
             num_reserved=max(0, view.num_reserved - num_active),
+            num_reserved_blocks=max(0, view.num_reserved_blocks - self._num_blocks[view.target]),
         )
 
     def _reserve(self, attempt: Attempt, placed: Placed) -> None:
         if self.index is None:
             return
         arrival = attempt.arrival
+        self._num_blocks[placed.target] += self._blocks_of(attempt)
         self.index.reserve(
             Reservation(
                 request_id=arrival.request_id,
@@ -89,8 +94,12 @@ class Gateway:
                 target=placed.target,
                 gateway=self.name,
                 prefill_tokens=placed.num_uncached_tokens,
-                num_blocks=-(-arrival.num_tokens // self.block_size),
+                num_blocks=self._blocks_of(attempt),
                 pending=arrival.hashes[placed.num_matched_blocks :],
                 pending_ttl_s=pending_ttl_s(placed.expected_s),
             )
         )
+
+    def _blocks_of(self, attempt: Attempt) -> int:
+        """Return the blocks that prompt and output fill."""
+        return -(-attempt.arrival.num_tokens // self.block_size)

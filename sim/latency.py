@@ -113,8 +113,8 @@ def load_latency(name: str) -> LatencyModel:
     path = Path(name)
     if path.suffix != ".json":
         raise ConfigError(
-            f"latency {name!r}: no such profile{nearest(name, PROFILES)}; there are "
-            f"{', '.join(PROFILES)}, or give a .json file from `prefixfleet replay calibrate`"
+            f"latency {name!r}: no such profile{nearest(name, PROFILES)}, or a .json file of "
+            "`prefixfleet replay calibrate`"
         )
     try:
         return msgspec.json.decode(path.read_bytes(), type=LatencyModel)

@@ -18,12 +18,11 @@ from sim.replay_flags import (
     add_one_policy,
     checked,
     open_flagged,
-    parse_params,
     read_config,
     replay_parser,
     trace_file,
-    whole_numbers,
 )
+from sim.replay_values import parse_params, whole_numbers
 from sim.report.page import write_page
 from sim.report.sentences import compare
 from sim.report.summary import ReplayReport
@@ -36,14 +35,19 @@ from sim.search import (
     run_all,
     smallest_fleet,
 )
+from sim.traces.command import positive
 
 
 def run(invocation: Invocation) -> int:
     """Replay a trace on one fleet with one policy."""
     parser = replay_parser(invocation, "Replay a trace on one fleet with one policy.")
     add_one_fleet(parser)
-    parser.add_argument("--no-bounds", action="store_true", help="leave out the bounds")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with charts")
+    parser.add_argument(
+        "--no-bounds", action="store_true", help="do not compute what no policy could do better"
+    )
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write charts there (default: no page)"
+    )
     flags = parser.read()
     config = _one_fleet(flags)
     trace = open_flagged(flags)
@@ -65,12 +69,15 @@ def search(invocation: Invocation) -> int:
         "--policy",
         action="append",
         metavar="NAME[:PARAM=V|V,…]",
-        help=f"may be repeated (default: all of {', '.join(policy_names())})",
+        help="a policy with values to try; may be repeated "
+        f"(default: all of {', '.join(policy_names())})",
     )
-    parser.add_argument("--replicas", default="4", metavar="N,N,…")
-    parser.add_argument("--blocks", default="4096", metavar="N,N,…", help="of each replica")
+    parser.add_argument("--replicas", default="4", metavar="N,N,…", help="replicas of the fleets")
     parser.add_argument(
-        "--isolations", metavar="KIND,KIND,…", help="try several instead of --isolation"
+        "--blocks", default="4096", metavar="N,N,…", help="blocks of each replica, to try"
+    )
+    parser.add_argument(
+        "--isolations", metavar="KIND,KIND,…", help="kinds to try (default: that of --isolation)"
     )
     _add_jobs_and_page(parser)
     flags = parser.read()
@@ -87,7 +94,7 @@ def search(invocation: Invocation) -> int:
     for config in configs:
         build_router(config, gateway="")  # An unknown policy is told before hours of work.
     with progress_bar("replays", len(configs)) as done:
-        reports = run_all(trace_file(flags), configs, jobs=flags.jobs, done=done)
+        reports = run_all(trace_file(flags), configs, jobs=flags.jobs or default_jobs(), done=done)
     if flags.html is not None:
         write_page(flags.html, str(flags.trace), reports, read_traffic(trace, base))
     if invocation.as_json:
@@ -102,10 +109,26 @@ def size(invocation: Invocation) -> int:
     """Find the smallest fleet that meets a latency target; 1 when none does."""
     parser = replay_parser(invocation, "Find the smallest fleet that meets a latency target.")
     add_one_policy(parser)
-    parser.add_argument("--blocks", type=int, default=4096, help="of each replica")
-    parser.add_argument("--ttft-p95", type=float, required=True, metavar="SECONDS")
-    parser.add_argument("--max-shed", type=float, default=0.001, metavar="SHARE")
-    parser.add_argument("--max-replicas", type=int, default=64)
+    parser.add_argument(
+        "--blocks", type=int, default=4096, metavar="N", help="blocks of each replica"
+    )
+    parser.add_argument(
+        "--ttft-p95",
+        type=float,
+        required=True,
+        metavar="SECONDS",
+        help="the target: time to first token of 95 requests in 100, at most",
+    )
+    parser.add_argument(
+        "--max-shed",
+        type=float,
+        default=0.001,
+        metavar="SHARE",
+        help="part of the requests that may be refused, 0 to 1",
+    )
+    parser.add_argument(
+        "--max-replicas", type=int, default=64, metavar="N", help="do not try more than so many"
+    )
     flags = parser.read()
     settings = {"policy": flags.policy, "params": parse_params(flags.param), "blocks": flags.blocks}
     base = read_config(flags, **settings)
@@ -138,7 +161,9 @@ def explain(invocation: Invocation) -> int:
     """Explain where one request of a replay went."""
     parser = replay_parser(invocation, "Explain where one request of a replay went, and why.")
     add_one_fleet(parser)
-    parser.add_argument("--line", type=int, required=True, help="of the trace, from 1")
+    parser.add_argument(
+        "--line", type=int, required=True, metavar="N", help="which one: its line, from 1"
+    )
     flags = parser.read()
     config = _one_fleet(flags)
     trace = open_flagged(flags)
@@ -164,9 +189,14 @@ def _one_fleet(flags: argparse.Namespace) -> ReplayConfig:
 
 def _add_jobs_and_page(parser: CommandParser) -> None:
     parser.add_argument(
-        "--jobs", type=int, default=default_jobs(), help="processes (default %(default)s)"
+        "--jobs",
+        type=positive,
+        metavar="N",
+        help="replays at a time (default: one for each processor)",
     )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with charts")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write charts there (default: no page)"
+    )
 
 
 def _verdict(best: ReplayReport | None, target_s: float, most: int) -> str:

@@ -39,7 +39,7 @@ class RouterView(Protocol):
 class IndexView:
     """One index and the event streams of all targets into it.
 
-    `max_model_len`: what every replica can hold, None for no bound.
+    `max_model_len`: what the KV cache of every replica holds, None for no bound.
     """
 
     def __init__(self, clock: Clock, *, max_model_len: int | None) -> None:
@@ -85,8 +85,10 @@ class IndexView:
             pending_blocks=match.pending_blocks,
             reserved_prefill_tokens=match.reserved_prefill_tokens,
             num_reserved=match.num_reserved,
+            num_reserved_blocks=match.reserved_blocks,
+            kv_tokens=self._max_model_len,
+            kv_usage=report.kv_usage,
             prefill_tokens_per_s=report.prefill_tokens_per_s or None,
-            decode_tokens_per_s=report.decode_tokens_per_s or None,
             max_model_len=self._max_model_len,
             draining=report.draining,
         )

@@ -159,6 +159,9 @@ def _cut(rows: Iterable[TraceRow], config: ReplayConfig) -> Iterator[TraceRow]:
 
 def _scaled(rows: Iterable[TraceRow], config: ReplayConfig) -> Iterator[_Timed]:
     """Repeat or leave out whole sessions, so often as their tenant's scale says; in time order."""
+    if not config.tenants:
+        yield from ((row.arrival_s, 0, row) for row in rows)
+        return
     copies: list[tuple[float, int, int, TraceRow]] = []
     for number, row in enumerate(rows):
         while copies and copies[0][0] <= row.arrival_s:

@@ -80,6 +80,14 @@ class Replica:
             return None
         return self.record.execution_digest
 
+    @property
+    def kv_tokens(self) -> int | None:
+        """What the KV cache of each of its engines holds, None while that is unknown."""
+        record = self.record
+        if record is None or not record.num_blocks:
+            return None
+        return record.num_blocks * (record.hit_granularity or record.hash_scheme.block_size)
+
     def view(self, target: Target, match: TargetMatch | None, *, index_is_up: bool) -> TargetView:
         """Describe one of its targets to the planner.
 
@@ -98,8 +106,10 @@ class Replica:
             hit_granularity=self.record.hit_granularity if self.record is not None else None,
             reserved_prefill_tokens=match.reserved_prefill_tokens if match is not None else 0,
             num_reserved=match.num_reserved if match is not None else 0,
+            num_reserved_blocks=match.reserved_blocks if match is not None else 0,
+            kv_tokens=self.kv_tokens,
+            kv_usage=report.kv_usage,
             prefill_tokens_per_s=report.prefill_tokens_per_s or None,
-            decode_tokens_per_s=report.decode_tokens_per_s or None,
             max_model_len=self.max_model_len,
             isolates=self.kind != "openai",
             execution=self.execution,

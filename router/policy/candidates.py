@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
-from typing import NamedTuple
 
 from router.policy.ledger import Account
 from router.policy.types import Candidate, Exclusion, PlanRequest, TargetView
@@ -15,87 +14,106 @@ from router.policy.types import Candidate, Exclusion, PlanRequest, TargetView
 HOST_TOKEN_COST = 0.1
 """What bringing a token back from host memory costs, as a share of computing it."""
 
-
-HOT_REQUESTS = 8
-"""A prefix that so many running requests of one target share is hot; a conversation is not."""
-
-
-class Rates(NamedTuple):
-    """Tokens per second."""
-
-    prefill_tokens_per_s: float
-    decode_tokens_per_s: float
+USABLE_KV = 0.9
+"""The share of a KV cache that running requests fill before it evicts what waiting ones had."""
 
 
-def usual_rates(views: Sequence[TargetView], default: Rates) -> Rates:
-    """Return the rates assumed of a target that was never measured: those of its peers.
+def usual_rate(views: Sequence[TargetView], default: float) -> float:
+    """Return the prefill rate assumed of a target that was never measured: that of its peers.
 
     Anything else would make the unmeasured ones look better, or worse, than they are.
     """
-    prefill = [v.prefill_tokens_per_s for v in views if v.prefill_tokens_per_s]
-    decode = [v.decode_tokens_per_s for v in views if v.decode_tokens_per_s]
-    return Rates(
-        fmean(prefill) if prefill else default.prefill_tokens_per_s,
-        fmean(decode) if decode else default.decode_tokens_per_s,
-    )
+    measured = [v.prefill_tokens_per_s for v in views if v.prefill_tokens_per_s]
+    return fmean(measured) if measured else default
 
 
-def queue_of(view: TargetView, account: Account, rates: Rates) -> tuple[int, float]:
+def queue_of(view: TargetView, account: Account, usual_rate: float) -> tuple[int, float]:
     """Return the prefill that waits at a target, in tokens and in seconds."""
     queued = account.prefill_tokens + view.reserved_prefill_tokens
-    return queued, queued / (view.prefill_tokens_per_s or rates.prefill_tokens_per_s)
+    return queued, queued / (view.prefill_tokens_per_s or usual_rate)
 
 
 def make_candidate(
     request: PlanRequest,
     view: TargetView,
     account: Account,
-    rates: Rates,
     *,
+    queue: tuple[int, float],
+    prefill_rate: float,
+    num_shared_blocks: int,
     excluded: Exclusion | None,
     max_siblings: int | None,
 ) -> Candidate:
-    """Work out what serving a request at a target would cost; O(running blocks it shares)."""
-    prefill_rate = view.prefill_tokens_per_s or rates.prefill_tokens_per_s
-    cached = predicted_tokens(request, view.matched_blocks, view.hit_granularity)
-    on_gpu = predicted_tokens(request, view.matched_blocks - view.host_blocks, view.hit_granularity)
-    reusable_blocks = _reusable_blocks(request, view, account, max_siblings)
-    num_hot = account.num_running_blocks(request.hashes, at_least=HOT_REQUESTS)
-    reusable = predicted_tokens(request, reusable_blocks, view.hit_granularity)
+    """Work out what serving a request at a target would cost; `queue` as `queue_of` returns it."""
+    matched, granularity = view.matched_blocks, view.hit_granularity
+    cached = on_gpu = reusable = predicted_tokens(request, matched, granularity)
+    if view.host_blocks:
+        on_gpu = predicted_tokens(request, matched - view.host_blocks, granularity)
+    running = account.num_running_blocks(request.hashes)
+    lacking = _lacking_tokens(request, view, account, running)
+    usable = running if lacking else _usable_blocks(request, view, account, running, max_siblings)
+    if usable != matched:
+        reusable = predicted_tokens(request, usable, granularity)
+    num_host = max(0, min(cached, reusable) - on_gpu)
     uncached = request.num_prompt_tokens - reusable
-    queued, queue_s = queue_of(view, account, rates)
+    queued, queue_s = queue
+    memory_s = lacking / (view.kv_tokens or 1) * account.mean_duration_s
+    prefill_s = (uncached + HOST_TOKEN_COST * num_host) / prefill_rate
     return Candidate(
         target=view.target,
         mode=view.mode,
         num_cached_tokens=cached,
         num_host_tokens=cached - on_gpu,
         num_reusable_tokens=reusable,
-        num_hot_tokens=min(reusable, num_hot * (request.block_size or 0)),
+        num_shared_tokens=min(reusable, num_shared_blocks * (request.block_size or 0)),
         num_uncached_tokens=uncached,
         num_active=account.num_active + view.num_reserved,
         queued_prefill_tokens=queued,
         last_placed=account.last_placed,
         prefill_tokens_per_s=prefill_rate,
-        decode_tokens_per_s=view.decode_tokens_per_s or rates.decode_tokens_per_s,
         queue_s=queue_s,
-        expected_s=queue_s + (uncached + HOST_TOKEN_COST * (cached - on_gpu)) / prefill_rate,
+        memory_s=memory_s,
+        expected_s=queue_s + memory_s + prefill_s,
         excluded=excluded,
     )
 
 
-def _reusable_blocks(
-    request: PlanRequest, view: TargetView, account: Account, max_siblings: int | None
+def _lacking_tokens(
+    request: PlanRequest, view: TargetView, account: Account, running_blocks: int
+) -> float:
+    """Return what a request lacks of a target's KV cache besides all that runs there, in tokens.
+
+    It waits until so much is free. By then what nobody runs has been evicted, its own prefix too.
+    What other gateways have reserved counts as far as the target itself says that it is held:
+    reservations do not tell how much of them is shared.
+    """
+    if view.kv_tokens is None:
+        return 0.0
+    size = request.block_size or 0
+    elsewhere = min(view.num_reserved_blocks * size, view.kv_usage * view.kv_tokens)
+    here = account.num_held_tokens + account.num_active * account.mean_output_tokens
+    if not here and not elsewhere:
+        return 0.0
+    own = request.num_prompt_tokens - running_blocks * size + account.mean_output_tokens
+    return max(0.0, here + elsewhere + own - USABLE_KV * view.kv_tokens)
+
+
+def _usable_blocks(
+    request: PlanRequest,
+    view: TargetView,
+    account: Account,
+    running: int,
+    max_siblings: int | None,
 ) -> int:
     """Count the blocks that it holds, and those that a running sibling is about to write.
 
     More than `max_siblings` running requests that share them get no such credit.
     """
-    running = account.num_running_blocks(request.hashes)
-    reusable = max(view.matched_blocks + view.pending_blocks, running)
-    if max_siblings is None or reusable <= view.matched_blocks or not running:
-        return reusable
+    usable = max(view.matched_blocks + view.pending_blocks, running)
+    if max_siblings is None or usable <= view.matched_blocks or not running:
+        return usable
     num_siblings = account.block_refs[request.hashes[running - 1]]
-    return reusable if num_siblings < max_siblings else view.matched_blocks
+    return usable if num_siblings < max_siblings else view.matched_blocks
 
 
 def predicted_tokens(

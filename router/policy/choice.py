@@ -37,6 +37,8 @@ def choose(
     best = min(ratings)
     limit = best + (policy.tolerance(best) if rule != "affinity" else 0.0)
     ties = [c for c, rating in rated if rating is not None and rating <= limit]
+    if len(ties) == 1:
+        return ties[0]
     return min(ties, key=lambda candidate: tie_order(candidate, gateway))
 
 

@@ -6,7 +6,7 @@ decides nothing.
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,40 +15,92 @@ from kvindex.index import Target
 AttemptKey = tuple[str, int]
 """(request id, attempt)."""
 
+_NEWEST = 0.05
+"""How much the newest of the answers counts in their means."""
+
 
 @dataclass(slots=True)
 class Account:
     """The work of this gateway at one target; never negative, 0 when nothing runs.
 
     `block_refs` counts the running requests by block of their prompts: the engine holds those
-    blocks, or is computing them, for as long as one of them runs.
+    blocks, or is computing them, for as long as one of them runs. `num_held_tokens` is what these
+    blocks and the rest of the prompts fill. The means are of answered requests, the newest counting
+    most: their output, and the seconds from their placement to their end.
     """
 
     num_active: int = 0
     prefill_tokens: int = 0
     last_placed: int = 0
-    block_refs: Counter[bytes] = field(default_factory=Counter)
+    num_held_tokens: int = 0
+    mean_output_tokens: float = 0.0
+    mean_duration_s: float = 0.0
+    block_refs: dict[bytes, int] = field(default_factory=dict)
 
-    def num_running_blocks(self, hashes: Sequence[bytes], *, at_least: int = 1) -> int:
-        """Return how many leading blocks belong to `at_least` running requests; O(result)."""
-        refs = self.block_refs
-        if len(refs) == 0 or self.num_active < at_least:
+    def num_running_blocks(self, hashes: Sequence[bytes]) -> int:
+        """Return how many leading blocks belong to running requests; O(log result).
+
+        By doubling and halving: whoever runs a block runs all that are before it in its chain.
+        """
+        refs, total = self.block_refs, len(hashes)
+        if not refs:
             return 0
-        cold = (i for i, block in enumerate(hashes) if refs.get(block, 0) < at_least)
-        return next(cold, len(hashes))
+        end = 1
+        while end <= total and hashes[end - 1] in refs:
+            end *= 2
+        return bisect_left(
+            hashes,
+            True,
+            lo=end // 2,
+            hi=min(end - 1, total),
+            key=lambda block: block not in refs,
+        )
+
+    def hold(self, entry: Entry) -> None:
+        """Count one more running request, with the blocks of its prompt."""
+        refs, num_before = self.block_refs, len(self.block_refs)
+        self.num_active += 1
+        self.prefill_tokens += entry.prefill_tokens
+        for block in entry.hashes:
+            refs[block] = refs.get(block, 0) + 1
+        num_new = len(refs) - num_before
+        self.num_held_tokens += num_new * entry.block_size + entry.num_loose_tokens
+
+    def let_go(self, entry: Entry) -> None:
+        """Count one less; its prefill is over."""
+        refs, num_before = self.block_refs, len(self.block_refs)
+        self.num_active -= 1
+        for block in entry.hashes:
+            left = refs[block] - 1
+            if left:
+                refs[block] = left
+            else:
+                del refs[block]
+        num_gone = num_before - len(refs)
+        self.num_held_tokens -= num_gone * entry.block_size + entry.num_loose_tokens
+
+    def learn(self, *, num_output_tokens: int, duration_s: float) -> None:
+        """Take in one answered request."""
+        share = _NEWEST if self.mean_duration_s else 1.0
+        self.mean_output_tokens += share * (num_output_tokens - self.mean_output_tokens)
+        self.mean_duration_s += share * (duration_s - self.mean_duration_s)
 
 
 @dataclass(slots=True)
 class Entry:
     """One running attempt; `prefill_tokens` falls to 0 at its first token.
 
-    `model` and `tenant` name the queue that it came from, None when it did not wait.
+    `num_loose_tokens` of its prompt are in none of the blocks that `hashes` names. `model` and
+    `tenant` name the queue that it came from, None when it did not wait.
     """
 
     target: Target
     prefill_tokens: int
     hashes: tuple[bytes, ...]
     probe: bool
+    placed_at: float
+    block_size: int = 0
+    num_loose_tokens: int = 0
     model: str | None = None
     tenant: str = ""
 
@@ -68,14 +120,11 @@ class Ledger:
     def open(self, key: AttemptKey, entry: Entry) -> None:
         """Count an attempt as running at its target."""
         assert key not in self.entries, f"attempt {key} is placed twice"
-        target, prefill_tokens = entry.target, entry.prefill_tokens
         self.num_placed += 1
         self.entries[key] = entry
-        account = self.accounts.setdefault(target, Account())
-        account.num_active += 1
-        account.prefill_tokens += prefill_tokens
+        account = self.accounts.setdefault(entry.target, Account())
         account.last_placed = self.num_placed
-        account.block_refs.update(entry.hashes)
+        account.hold(entry)
 
     def end_prefill(self, key: AttemptKey) -> Entry | None:
         """Stop counting the prefill of an attempt; None when it is not running."""
@@ -89,11 +138,6 @@ class Ledger:
         """Stop counting an attempt at all; None when it is not running."""
         entry = self.end_prefill(key)
         if entry is not None:
-            account = self.accounts[entry.target]
-            account.num_active -= 1
-            account.block_refs.subtract(entry.hashes)
-            for block in entry.hashes:
-                if not account.block_refs[block]:
-                    del account.block_refs[block]
+            self.accounts[entry.target].let_go(entry)
             del self.entries[key]
         return entry

@@ -12,17 +12,19 @@ from typing import Literal
 import msgspec
 
 from router.policy.breaker import Breaker
-from router.policy.candidates import Rates, make_candidate, queue_of, usual_rates
+from router.policy.candidates import make_candidate, queue_of, usual_rate
 from router.policy.choice import choose, scored, without_holders
+from router.policy.fair_share import Charged, Rival
 from router.policy.ledger import Entry, Ledger
+from router.policy.prefix_heat import HALF_LIFE_S, PrefixHeat
 from router.policy.queueing import ModelQueue, QueueConfig
-from router.policy.replication import HotPrefixes, ReplicationConfig
+from router.policy.refusal import refusal
+from router.policy.replication import Replication, ReplicationConfig
 from router.policy.types import (
     BreakerState,
     Candidate,
     Decision,
     Exclusion,
-    NoReplica,
     Place,
     PlanRequest,
     Policy,
@@ -36,20 +38,8 @@ Outcome = Literal["answered", "failed", "abandoned"]
 """How an attempt ended for its replica: it spoke (4xx too), it failed, or nobody can tell."""
 
 
-_REASONS: Mapping[Exclusion, str] = {
-    "tried": "has failed it",
-    "not_isolating": "serves only tenants with `isolation: shared`, as it honours no cache salt",
-    "other_execution": "computes otherwise than the one that began its answer",
-    "too_short": "has too short a context for it",
-    "draining": "is draining",
-    "breaker_open": "has failed too often lately",
-    "saturated": "is too far behind",
-    "lapsed": "has let its lease lapse",
-}
-
-
 class PlannerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bounds of the guards, and the rates (tokens/s) assumed where no target reports any.
+    """Bounds of the guards, and the prefill rate (tokens/s) assumed where no target reports any.
 
     Targets with more than `max_queue_s` of prefill before them take nothing. Once every target has
     `saturation_s` of it, requests stay with their prefix, because moving them frees nobody.
@@ -59,7 +49,6 @@ class PlannerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     max_queue_s: float = 120.0
     prefill_tokens_per_s: float = 1000.0
-    decode_tokens_per_s: float = 100.0
     saturation_s: float | None = None
     max_siblings: int | None = None
     queue: QueueConfig | None = None
@@ -90,7 +79,8 @@ class Planner:
         self._breakers: dict[str, Breaker] = {}
         self._queues: dict[str, ModelQueue] = {}
         replication = self._config.replication
-        self._hot = HotPrefixes(replication) if replication is not None else None
+        self._replication = Replication(replication) if replication is not None else None
+        self._heat = PrefixHeat(replication.half_life_s if replication is not None else HALF_LIFE_S)
         self.ledger = Ledger()
 
     def use_policies(self, policies: Mapping[str, Policy]) -> None:
@@ -113,7 +103,11 @@ class Planner:
             open_ones = [c for c in candidates if c.excluded == "lapsed"]
         decision: Decision
         if not open_ones:
-            decision = self._refuse(candidates, now)
+            decision = refusal(
+                candidates,
+                max_queue_s=self._config.max_queue_s,
+                reopens_in_s=lambda replica: self._breaker(replica).wait_s(now),
+            )
         else:
             decision = self._decide(request, open_ones, candidates, queue, now)
         if queue is not None:
@@ -145,6 +139,18 @@ class Planner:
         queue = self._queues.get(model)
         if queue is not None:
             queue.leave(request_id)
+
+    def charged(self) -> dict[str, dict[str, Charged]]:
+        """Return, by model and tenant, what was charged here while somebody had to wait."""
+        found = {model: queue.share.charged() for model, queue in self._queues.items()}
+        return {model: charged for model, charged in found.items() if charged}
+
+    def hear(self, rivals: Mapping[str, Mapping[str, Rival]]) -> None:
+        """Take in, by model and tenant, how the other gateways' queues have moved on."""
+        for model in {*self._queues, *rivals}:
+            queue = self._queue(model)
+            if queue is not None:
+                queue.share.hear(rivals.get(model, {}))
 
     def num_waiting(self, model: str) -> int:
         """Return how many requests of a model wait."""
@@ -183,6 +189,9 @@ class Planner:
             self._queues[entry.model].charge_output(entry.tenant, num_output_tokens)
         breaker = self._breaker(entry.target.replica)
         if outcome == "answered":
+            self.ledger.accounts[entry.target].learn(
+                num_output_tokens=num_output_tokens, duration_s=now - entry.placed_at
+            )
             breaker.succeeded()
         elif outcome == "failed":
             breaker.failed(now, probe=entry.probe)
@@ -203,7 +212,10 @@ class Planner:
             del accounts[target]
 
     def _breaker(self, replica: str) -> Breaker:
-        return self._breakers.setdefault(replica, Breaker())
+        breaker = self._breakers.get(replica)
+        if breaker is None:
+            breaker = self._breakers[replica] = Breaker()
+        return breaker
 
     def _queue(self, model: str) -> ModelQueue | None:
         if self._config.queue is None:
@@ -227,7 +239,7 @@ class Planner:
         pool, rule = self._within_saturation(policy, open_ones)
         rated = scored(policy, request, pool)
         winner = choose(rated, policy, rule=rule, gateway=self._gateway)
-        copy = self._copy(policy, request, rated, winner, now)
+        copy = self._copy(policy, rated, winner, self._touch(request, candidates, now), now)
         if copy is not None:
             winner, rule = copy, "copy"
         self._open(request, winner, queue, now)
@@ -244,13 +256,17 @@ class Planner:
     def _open(
         self, request: PlanRequest, winner: Candidate, queue: ModelQueue | None, now: float
     ) -> None:
-        has_waited = queue is not None and queue.has(request.request_id)
+        is_charged = queue is not None and (queue.has(request.request_id) or queue.share.has_rivals)
         entry = Entry(
             winner.target,
             prefill_tokens=winner.num_uncached_tokens,
             hashes=request.hashes,
+            placed_at=now,
+            block_size=request.block_size or 0,
+            num_loose_tokens=request.num_prompt_tokens
+            - len(request.hashes) * (request.block_size or 0),
             probe=self._breaker(winner.target.replica).sent(now),
-            model=request.model if has_waited else None,
+            model=request.model if is_charged else None,
             tenant=request.tenant,
         )
         self.ledger.open((request.request_id, request.attempt), entry)
@@ -296,45 +312,55 @@ class Planner:
             return open_ones, "score"
         return [c for c in open_ones if c.queue_s <= 2 * least_s], "affinity"
 
+    def _touch(self, request: PlanRequest, candidates: Sequence[Candidate], now: float) -> float:
+        """Count where a prompt parts from what is cached; return the heat there, 0 at its start."""
+        most = max(c.num_cached_tokens for c in candidates)
+        if request.attempt > 1 or not most:
+            return 0.0
+        assert request.block_size is not None, "what is cached has a chain"
+        return self._heat.touch(request.hashes[most // request.block_size - 1], now)
+
     def _copy(
         self,
         policy: Policy,
-        request: PlanRequest,
         rated: Sequence[Candidate],
         winner: Candidate,
+        heat: float,
         now: float,
     ) -> Candidate | None:
         """Return the target that gets a copy of a hot prefix, None when it needs none now."""
-        most = max(c.num_cached_tokens for c in rated)
-        if self._hot is None or not policy.weighs_cache or most < self._hot.config.min_tokens:
+        replication, most = self._replication, max(c.num_cached_tokens for c in rated)
+        if replication is None or not policy.weighs_cache or most < replication.config.min_tokens:
             return None
-        assert request.block_size is not None, "what is cached has a chain"
-        heat = self._hot.touch(request.hashes[most // request.block_size - 1], now)
         others = without_holders(rated)
         holders = len(rated) - len(others)
         if not others or winner in others or not winner.num_active:
             return None
-        if not self._hot.wants_copy(heat, num_holders=holders, now=now):
+        if not replication.wants_copy(heat, num_holders=holders, now=now):
             return None
-        self._hot.copied(now)
+        replication.copied(now)
         return choose(others, policy, rule="copy", gateway=self._gateway)
 
     def _candidates(
         self, request: PlanRequest, views: Sequence[TargetView], now: float
     ) -> list[Candidate]:
         config = self._config
-        rates = usual_rates(views, Rates(config.prefill_tokens_per_s, config.decode_tokens_per_s))
+        usual = usual_rate(views, config.prefill_tokens_per_s)
+        longest = max((view.matched_blocks for view in views), default=0)
+        num_shared = self._heat.num_shared_blocks(request.hashes[:longest], now)
         found = []
         for view in views:
             account = self.ledger.account(view.target)
-            _, queue_s = queue_of(view, account, rates)
-            excluded = self._exclusion(request, view, queue_s=queue_s, now=now)
+            queue = queue_of(view, account, usual)
+            excluded = self._exclusion(request, view, queue_s=queue[1], now=now)
             found.append(
                 make_candidate(
                     request,
                     view,
                     account,
-                    rates,
+                    queue=queue,
+                    prefill_rate=view.prefill_tokens_per_s or usual,
+                    num_shared_blocks=num_shared,
                     excluded=excluded,
                     max_siblings=config.max_siblings,
                 )
@@ -359,20 +385,6 @@ class Planner:
         if queue_s > self._config.max_queue_s:
             return "saturated"
         return None if view.live else "lapsed"
-
-    def _refuse(self, candidates: Sequence[Candidate], now: float) -> Shed | NoReplica:
-        saturated = [c.queue_s for c in candidates if c.excluded == "saturated"]
-        if saturated:
-            wait_s = min(saturated) - self._config.max_queue_s
-            return Shed(retry_after_s=max(1.0, wait_s), candidates=tuple(candidates))
-        broken = [c.target.replica for c in candidates if c.excluded == "breaker_open"]
-        waits = [self._breaker(replica).wait_s(now) for replica in broken]
-        reasons = sorted({_REASONS[c.excluded] for c in candidates if c.excluded is not None})
-        return NoReplica(
-            reason=f"every replica {' or '.join(reasons)}" if reasons else "there is none",
-            retry_after_s=max(1.0, min(waits)) if waits else None,
-            candidates=tuple(candidates),
-        )
 
 
 def params_of(policy: Policy) -> dict[str, float]:

@@ -19,16 +19,19 @@ NonNegative = Annotated[float, msgspec.Meta(ge=0)]
 class PrefixCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Expected seconds to the first token, plus what the placement costs everyone else.
 
-    cost = queued / p + uncached * (1 + work_weight) / p + decode_horizon_tokens * active / d
+    cost = queue + memory + (uncached * (1 + work_weight) + decode_horizon_tokens * active) / p
 
-    p and d are the target's prefill and decode rates. `work_weight` charges recomputed tokens a
-    second time, because they also delay whoever queues behind: without it a cold sibling would
-    rather recompute a prefix elsewhere than wait for the one that is being computed. The last term
-    is the time that a batch of `active` takes to give this request its first tokens.
+    p is the target's prefill rate, `queue` and `memory` the seconds that it waits there for the
+    prefill of others and for room in the KV cache. `work_weight` charges recomputed tokens a second
+    time, because they also delay whoever queues behind: without it a cold sibling would rather
+    recompute a prefix elsewhere than wait for the one that is being computed. Each of the `active`
+    requests decodes one token with every step; that is the work of one token in each of the next
+    `decode_horizon_tokens` steps. (Their rate is no measure: the step of a batch of one takes
+    almost as long as that of a batch of thirty.)
     Whoever goes on with a conversation comes again, and its later turns go where this one went. So
     a target that holds less than half of the longest match of any costs `stay_factor` times the
     seconds that it would recompute, `max_stay_s` at most (chosen by replay, docs/routing.md). What
-    several running requests share does not count for it: a hot prefix is worth having twice.
+    several conversations begin with does not count for it: that is worth having twice.
     Costs within `tie_share` or `tie_s` of the best are equal: measured rates are no better than
     that.
     """
@@ -37,7 +40,7 @@ class PrefixCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     weighs_cache: ClassVar[bool] = True
 
     work_weight: NonNegative = 1.0
-    decode_horizon_tokens: NonNegative = 16.0
+    decode_horizon_tokens: NonNegative = 128.0
     stay_factor: NonNegative = 8.0
     max_stay_s: NonNegative = 8.0
     tie_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.05
@@ -53,7 +56,8 @@ class PrefixCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def parts(self, candidate: Candidate, candidates: Sequence[Candidate]) -> tuple[ScorePart, ...]:
         return (
             ScorePart("queue_s", candidate.queue_s),
-            ScorePart("prefill_s", candidate.expected_s - candidate.queue_s),
+            ScorePart("memory_s", candidate.memory_s),
+            ScorePart("prefill_s", candidate.expected_s - candidate.queue_s - candidate.memory_s),
             ScorePart("extra_work_s", self._extra_work_s(candidate)),
             ScorePart("pressure_s", self._pressure_s(candidate)),
             ScorePart("leaving_s", self._leaving_s(candidate, _longest_match(candidates))),
@@ -74,12 +78,12 @@ class PrefixCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.work_weight * candidate.num_uncached_tokens / candidate.prefill_tokens_per_s
 
     def _pressure_s(self, candidate: Candidate) -> float:
-        return self.decode_horizon_tokens * candidate.num_active / candidate.decode_tokens_per_s
+        return self.decode_horizon_tokens * candidate.num_active / candidate.prefill_tokens_per_s
 
 
 def _own_match(candidate: Candidate) -> int:
-    """Return the tokens held that are no hot prefix: those of a conversation."""
-    return candidate.num_reusable_tokens - candidate.num_hot_tokens
+    """Return the tokens held that only one conversation has."""
+    return candidate.num_reusable_tokens - candidate.num_shared_tokens
 
 
 def _longest_match(candidates: Sequence[Candidate]) -> int:

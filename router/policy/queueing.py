@@ -17,6 +17,8 @@ from router.policy.fair_share import FairShare, Ticket
 from router.policy.types import Candidate, PlanRequest, Shed, Wait
 
 _LEAST_WAIT_S = 0.01
+_LOOK_S = 0.1
+"""Half of what another gateway yields: whoever waits for that looks this often."""
 _PATIENCE = 2.0
 """A request stays with its prefix for so many times as its target was busy at first."""
 _OF_THE_REQUEST = frozenset({"tried", "too_short", "not_isolating", "other_execution"})
@@ -49,13 +51,15 @@ class ModelQueue:
     def __post_init__(self) -> None:
         self.share = FairShare(self.config.quantum_tokens, self.config.floor_share)
 
-    def must_wait(self, request_id: str, now: float) -> bool:
+    def must_wait(self, request_id: str, tenant: str, now: float) -> bool:
         """Say whether others come first."""
         if self.turn == request_id:
             return False
         if self.turn is not None:
             return True
-        return self._is_blocked(now) or self.share.next(now) is not None
+        if self._is_blocked(now) or self.share.must_yield(tenant, now):
+            return True
+        return self.share.next(now) is not None
 
     def next_turn(self, now: float) -> str | None:
         """Give the turn to the next request; None when it is taken or nobody can go now."""
@@ -79,7 +83,7 @@ class ModelQueue:
         if ticket is not None and ticket.deadline <= now:
             self.leave(request.request_id)
             return self._shed((), now)
-        if not self.must_wait(request.request_id, now):
+        if not self.must_wait(request.request_id, request.tenant, now):
             return None
         if ticket is None and self.is_full(request.tenant):
             return self._shed((), now)
@@ -104,6 +108,9 @@ class ModelQueue:
         if reason == "affinity" and ticket.stays_until is None:
             ticket.stays_until = now + _PATIENCE * (until - now + self.config.accept_s)
         if reason == "full" and not any(c.excluded in _OF_THE_REQUEST for c in candidates):
+            self.share.found_full()
+            if self.share.has_rivals:
+                until = min(until, now + _LOOK_S)  # What they yield is not there for long.
             self.blocked_until = until
         else:
             ticket.not_before = until
@@ -122,15 +129,17 @@ class ModelQueue:
         return self.share.get(request_id) is not None
 
     def placed(self, request: PlanRequest, winner: Candidate) -> None:
-        """Charge the tenant for what is computed of its prompt, if the request has waited."""
+        """Charge the tenant for what is computed of its prompt, if anybody has to wait."""
         self.share.placed(request.tenant)
+        cost = charge(
+            num_uncached_tokens=winner.num_uncached_tokens,
+            num_cached_tokens=winner.num_reusable_tokens,
+            num_output_tokens=0,
+        )
         if self.has(request.request_id):
-            cost = charge(
-                num_uncached_tokens=winner.num_uncached_tokens,
-                num_cached_tokens=winner.num_reusable_tokens,
-                num_output_tokens=0,
-            )
             self.share.served(request.request_id, cost)
+        elif self.share.has_rivals:
+            self.share.served_at_once(request.tenant, request.weight, cost)
 
     def charge_output(self, tenant: str, num_tokens: int) -> None:
         """Charge a tenant for what was generated."""

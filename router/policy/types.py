@@ -58,11 +58,13 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
 class TargetView(msgspec.Struct, frozen=True, kw_only=True):
     """One target as the fleet view and the index describe it at this moment.
 
-    `reserved_prefill_tokens` and `num_reserved` are the work of other gateways. `live` is False
-    when neither lease nor probe vouches for it. Its hits are multiples of `hit_granularity` tokens,
-    None for the block size; the last `host_blocks` of what is matched are in host memory.
+    `reserved_prefill_tokens`, `num_reserved` and `num_reserved_blocks` are the work of other
+    gateways. `live` is False when neither lease nor probe vouches for it. `kv_tokens` is what its
+    KV cache holds, None if unknown, and `kv_usage` the share of that which running requests hold.
+    Its hits are multiples of `hit_granularity` tokens, None for the block size; the last
+    `host_blocks` of what is matched are in host memory.
     `max_model_len` None is unknown. `isolates`: it honours `cache_salt`. `execution` None: it
-    cannot go on with what another began. Rates are tokens per second, None when never measured.
+    cannot go on with what another began. The rate is tokens per second, None when never measured.
     """
 
     target: Target
@@ -73,8 +75,10 @@ class TargetView(msgspec.Struct, frozen=True, kw_only=True):
     host_blocks: int = 0
     reserved_prefill_tokens: int = 0
     num_reserved: int = 0
+    num_reserved_blocks: int = 0
+    kv_tokens: int | None = None
+    kv_usage: float = 0.0
     prefill_tokens_per_s: float | None = None
-    decode_tokens_per_s: float | None = None
     max_model_len: int | None = None
     isolates: bool = True
     execution: str | None = None
@@ -86,11 +90,13 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """A target with everything that a policy may weigh; what a decision record shows of it.
 
     `num_cached_tokens` are held now, `num_host_tokens` of them in host memory;
-    `num_reusable_tokens` adds those that a running sibling is about to write; `num_hot_tokens`
-    of them are shared by several running requests of this gateway. `num_active` and
+    `num_reusable_tokens` adds those that a running sibling is about to write, or leaves only what
+    running requests hold where others will be evicted before it begins; of both, the first
+    `num_shared_tokens` are what several conversations begin with. `num_active` and
     `queued_prefill_tokens` count the work sent by all gateways.
     `last_placed` is the ordinal of the newest placement there, 0 when there was none.
-    `expected_s` is the estimate of seconds to the first token, `queue_s` its waiting part.
+    `expected_s` is the estimate of seconds to the first token; of it, `queue_s` is spent waiting
+    for the prefill of others, and `memory_s` for room in the KV cache.
     """
 
     target: Target
@@ -98,14 +104,14 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_tokens: int
     num_host_tokens: int = 0
     num_reusable_tokens: int
-    num_hot_tokens: int = 0
+    num_shared_tokens: int = 0
     num_uncached_tokens: int
     num_active: int
     queued_prefill_tokens: int
     last_placed: int
     prefill_tokens_per_s: float
-    decode_tokens_per_s: float
     queue_s: float
+    memory_s: float = 0.0
     expected_s: float
     excluded: Exclusion | None = None
     score: float | None = None

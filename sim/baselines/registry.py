@@ -54,9 +54,7 @@ def build_baseline(name: str, params: Mapping[str, float]) -> Baseline:
     entry = BASELINES.get(name)
     if entry is None:
         known = policy_names()
-        raise ConfigError(
-            f"policy {name!r}: there is none{nearest(name, known)}; known: {', '.join(known)}"
-        )
+        raise ConfigError(f"policy {name!r}: there is none{nearest(name, known)}")
     try:
         return entry.make(msgspec.convert(_whole(params), type=entry.params))
     except msgspec.ValidationError as error:

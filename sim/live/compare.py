@@ -5,7 +5,7 @@ Pure arithmetic over a `Twin`; it knows neither HTTP nor how either side came to
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -62,6 +62,15 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
         return self.same_outcome and self.driven.received.replica == self.replica
 
     @property
+    def ttfts(self) -> tuple[float, float] | None:
+        """The seconds to the first token, live and replayed; None unless both answered."""
+        live, answer = self.driven.received, self.answer
+        replayed = answer.ttft_s if answer is not None else None
+        if live.error is not None or live.ttft_s is None or replayed is None:
+            return None
+        return live.ttft_s, replayed
+
+    @property
     def cached_difference(self) -> int:
         """Cached tokens of the replay beyond those of the live fleet; 0 where one has none."""
         live = self.driven.received.num_cached_tokens
@@ -107,7 +116,8 @@ class Quantiles(msgspec.Struct, frozen=True, kw_only=True):
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Both sides in figures; differences are replay minus live.
 
-    `ttft_ratio` is replay over live, None where nothing was answered. `num_mispredicted`: live
+    Times are those of requests that both answered, None where there is none; `ttft_ratio` is
+    replay over live. `num_mispredicted`: live
     requests that found another number of cached tokens than the gateway had predicted.
     """
 
@@ -157,9 +167,9 @@ def compare(twin: Twin, tolerance: Tolerance, *, outside_s: float = 0.0) -> Comp
     both = pairs(twin)
     differences = [abs(pair.cached_difference) for pair in both]
     live_rate, replay_rate = _hit_rates(both)
-    live = _quantiles(pair.driven.received.ttft_s for pair in both)
-    answers = [pair.answer for pair in both if pair.answer is not None]
-    replay = _quantiles(a.ttft_s + outside_s for a in answers if a.ttft_s is not None)
+    times = [pair.ttfts for pair in both if pair.ttfts is not None]
+    live = _quantiles(ttft_s for ttft_s, _ in times)
+    replay = _quantiles(ttft_s + outside_s for _, ttft_s in times)
     result = Comparison(
         requests=len(both),
         answered_live=sum(pair.driven.received.error is None for pair in both),
@@ -225,8 +235,8 @@ def _hit_rates(both: Sequence[Pair]) -> tuple[float, float]:
     return live / total, sum(answer.num_hit_tokens for _, answer in answered) / total
 
 
-def _quantiles(values: Iterator[float | None]) -> Quantiles | None:
-    ordered = sorted(value for value in values if value is not None)
+def _quantiles(values: Iterable[float]) -> Quantiles | None:
+    ordered = sorted(values)
     if not ordered:
         return None
     return Quantiles(p50=percentile(ordered, 0.5), p95=percentile(ordered, 0.95))

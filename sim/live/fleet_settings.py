@@ -188,5 +188,10 @@ def _decoded(file: Path, kind: type[FileT]) -> FileT:
 
 
 def base_url(url: str) -> str:
-    """Return a URL without a trailing slash or `/v1`, so that both spellings work."""
+    """Return a URL without a trailing slash or `/v1`, so that both spellings work.
+
+    Raises ConfigError for what is none.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"{url}: expected a URL such as http://HOST:PORT")
     return url.rstrip("/").removesuffix("/v1")

@@ -87,8 +87,5 @@ class LiveRouter:
         if rated is None:
             return msgspec.structs.replace(view, target=target)
         return msgspec.structs.replace(
-            view,
-            target=target,
-            prefill_tokens_per_s=rated.prefill_tokens_per_s,
-            decode_tokens_per_s=rated.decode_tokens_per_s,
+            view, target=target, prefill_tokens_per_s=rated.prefill_tokens_per_s
         )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from engine.stats import StepRates
 from kvindex.foundation.errors import PrefixFleetError
 from sim.live.client import LiveClient
 from sim.live.fit import Sample, decode_sample, first_token_sample
@@ -27,13 +28,17 @@ _OWN_TOKENS = 16
 
 
 class MeasurePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to measure; lengths in tokens. `max_step_tokens` is the server's own limit of a step."""
+    """What to measure; lengths in tokens.
+
+    `max_step_tokens` and `max_step_s` (seconds, 0 = none) are the server's own limits of a step.
+    """
 
     model: str
     max_prompt: int = 2048
     repeats: int = 5
     num_output_tokens: int = 24
     max_step_tokens: int = 8192
+    max_step_s: float = 0.0
     vocab_size: int
     seed: int
 
@@ -55,6 +60,14 @@ class MeasurePlan(msgspec.Struct, frozen=True, kw_only=True):
         """How many requests all of it takes."""
         first_tokens = 2 * self.repeats * len(self.lengths)
         return _WARM_UPS + first_tokens + len(self.contexts) * sum(BATCHES)
+
+    def step_tokens(self, speed: float) -> int:
+        """Return what the server computes in a step at a speed of so many prompt tokens per second.
+
+        The rule is our engine's; on a slow machine seconds are by far the narrower limit.
+        """
+        within = StepRates(prefill_tokens_per_s=speed).tokens_within(self.max_step_s)
+        return self.max_step_tokens if within is None else min(self.max_step_tokens, within)
 
 
 class Measurer:
@@ -116,13 +129,14 @@ class Measurer:
         length = answers[0].num_prompt_tokens
         if len(seen) < len(answers) or length is None:
             raise PrefixFleetError("the server sent no token; does it stream completions?")
-        ttft_s, cached = sorted(seen)[len(seen) // 2]
+        ttft_s, found = sorted(seen)[len(seen) // 2]
+        cached = min(found, length - 1)
         return first_token_sample(
             f"first token, {length} {what}",
             ttft_s=ttft_s,
             num_prompt_tokens=length,
-            num_cached_tokens=min(cached, length - 1),
-            max_step_tokens=self._plan.max_step_tokens,
+            num_cached_tokens=cached,
+            max_step_tokens=self._plan.step_tokens((length - cached) / ttft_s),
         )
 
     async def _decode(self, shared: list[int], batch: int) -> Sample | None:

@@ -9,6 +9,8 @@ import msgspec
 
 from router.policy.types import Decision, PlanRequest
 
+_WAITED_S = 0.5
+
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """What to ask for: a prompt of token ids and an answer of exactly so many tokens."""
@@ -68,9 +70,19 @@ class LiveRecord(msgspec.Struct, frozen=True, kw_only=True):
     attempts: tuple[LiveAttempt, ...] = ()
 
     @property
+    def came_at(self) -> float:
+        """When the gateway got it, in seconds since the Unix epoch."""
+        return self.at - self.duration_s
+
+    @property
     def placed_at(self) -> float:
         """When it was placed, or came if it never was; seconds since the Unix epoch."""
-        return self.at - self.duration_s + (self.queue_s or 0.0)
+        return self.came_at + (self.queue_s or 0.0)
+
+    @property
+    def has_waited(self) -> bool:
+        """Whether it had to wait for a place; what is shorter is the gateway's own work."""
+        return (self.queue_s or 0.0) > _WAITED_S
 
 
 class LiveReplica(msgspec.Struct, frozen=True, kw_only=True):

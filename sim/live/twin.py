@@ -5,6 +5,7 @@ It turns what was driven into a replay and runs it; nothing here speaks HTTP or 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -24,9 +25,11 @@ from sim.routing import targets_of
 from sim.traces.row import TraceHeader, TraceRow
 from sim.workload import Workload
 
+_TOGETHER_S = 0.05
+
 
 class Twin(msgspec.Struct, frozen=True, kw_only=True):
-    """A replay of live requests in the order of `driven`, the order of the gateway's decisions.
+    """A replay of live requests in the order of `driven`, the order of the gateway's first plans.
 
     `replicas` names the live ones by position; decisions are by number of the request.
     """
@@ -49,8 +52,9 @@ def replay_driven(
 
     `targets` are the live ones, as many as the configuration has replicas.
     """
-    ordered = _in_plan_order(driven)
-    rows = _rows(ordered)
+    timed = _by_first_plan(driven)
+    ordered = tuple(one for _, one in timed)
+    rows = _rows(timed)
     live = dict(zip(targets_of(config), targets, strict=True))
     recorded = _recorded(ordered)
     policy = build_policy(config.policy, config.params, owner="the live fleet")
@@ -69,8 +73,33 @@ def replay_driven(
     )
 
 
+def _by_first_plan(driven: Sequence[Driven]) -> list[tuple[float, Driven]]:
+    """Return the requests in the order in which the gateway first planned each, and when.
+
+    Whoever did not wait was placed then. Whoever waited is planned when it came, but not before
+    those that came with it or earlier and were placed at once: its wait is the replay's to find.
+    Instants are those of sending where one record is missing.
+    """
+    planned = _in_plan_order(driven)
+    records = [one.record for one in planned if one.record is not None]
+    if len(records) < len(planned):
+        return [(one.received.sent_at, one) for one in planned]
+    at_once = [record for record in records if not record.has_waited]
+    latest = -math.inf
+    keyed: list[tuple[float, int, Driven]] = []
+    for position, (record, one) in enumerate(zip(records, planned, strict=True)):
+        if record.has_waited:
+            border = record.came_at + _TOGETHER_S
+            before = (other.placed_at for other in at_once if other.came_at <= border)
+            keyed.append((max([record.came_at, *before]), position, one))
+        else:
+            latest = max(latest, record.placed_at)
+            keyed.append((latest, position, one))
+    return [(at, one) for at, _, one in sorted(keyed, key=lambda entry: entry[:2])]
+
+
 def _in_plan_order(driven: Sequence[Driven]) -> tuple[Driven, ...]:
-    """Order requests as the gateway decided them: by how many it had placed before each.
+    """Order requests as the gateway placed them: by how many it had placed before each.
 
     One whose decision is not known stays behind the one that was sent before it.
     """
@@ -84,17 +113,16 @@ def _in_plan_order(driven: Sequence[Driven]) -> tuple[Driven, ...]:
     return tuple(one for _, _, one in sorted(keyed, key=lambda entry: entry[:2]))
 
 
-def _rows(ordered: Sequence[Driven]) -> list[TraceRow]:
+def _rows(timed: Sequence[tuple[float, Driven]]) -> list[TraceRow]:
     """Return the rows as they were really served: instants, ids, tenant, priority.
 
     Of what the trace says beyond that nothing was sent: answers are the fleet's own.
     """
     rows: list[TraceRow] = []
-    instants = _instants(ordered)
-    for one, instant in zip(ordered, instants, strict=True):
+    for instant, one in timed:
         record = one.record
         asked = record.attempts[0].request if record is not None and record.attempts else None
-        since_first_s = max(0.0, instant - instants[0])
+        since_first_s = max(0.0, instant - timed[0][0])
         rows.append(
             msgspec.structs.replace(
                 one.row,
@@ -109,12 +137,6 @@ def _rows(ordered: Sequence[Driven]) -> list[TraceRow]:
             )
         )
     return rows
-
-
-def _instants(ordered: Sequence[Driven]) -> list[float]:
-    """Return when the gateway placed each request; when each was sent, if that is not known."""
-    placed = [one.record.placed_at for one in ordered if one.record is not None]
-    return placed if len(placed) == len(ordered) else [one.received.sent_at for one in ordered]
 
 
 def targets_weighed(driven: Sequence[Driven]) -> list[Target]:

@@ -21,7 +21,8 @@ from sim.live.shrink import shrunk_header, shrunk_rows
 from sim.live.validate_text import validation_text
 from sim.live.validation import Plan, Validation, validate
 from sim.progress import progress_bar
-from sim.replay_flags import add_latency, add_trace, open_flagged, parse_params
+from sim.replay_flags import add_latency, add_trace, open_flagged
+from sim.replay_values import parse_params
 from sim.traces.row import TraceHeader, TraceRow
 
 ADMIN_KEY_VARIABLE = "PREFIXFLEET_ADMIN_KEY"
@@ -64,44 +65,68 @@ def _parser(invocation: Invocation) -> CommandParser:
         "Empties the fleet's prefix caches first.",
     )
     add_trace(parser)
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N requests")
     parser.add_argument(
-        "--shrink", type=int, default=1, metavar="N", help="blocks and lengths N times smaller"
+        "--limit", type=int, metavar="N", help="only the first so many requests (default: all)"
+    )
+    parser.add_argument(
+        "--shrink", type=int, default=1, metavar="N", help="make blocks and lengths N times smaller"
     )
     _add_fleet(parser)
     parser.add_argument(
-        "--concurrency", type=int, choices=(1,), default=1, help="one request at a time (default)"
+        "--concurrency", type=int, choices=(1,), default=1, help="requests at a time"
     )
     parser.add_argument(
         "--open-loop", action="store_true", help="send by the trace's clock instead"
     )
-    parser.add_argument("--speed-up", type=float, default=1.0, help="play so much faster")
+    parser.add_argument(
+        "--speed-up", type=float, default=1.0, metavar="X", help="play so many times as fast"
+    )
     add_latency(parser)
     parser.add_argument(
         "--vocab-size",
         type=int,
         default=DEFAULT_VOCAB_SIZE,
-        help="prompts are of token ids below this (default %(default)s)",
+        metavar="N",
+        help="prompts are of token ids below this",
     )
     parser.add_argument(
         "--tolerance",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="cached or replica (share that must be equal), hit (points), ttft (share)",
+        help="how far they may differ: cached or replica (share that must be equal), hit "
+        "(points), ttft (share); may be repeated (default: what is expected of the way of sending)",
     )
     return parser
 
 
 def _add_fleet(parser: CommandParser) -> None:
-    parser.add_argument("--run-dir", type=Path, help="of the fleet (default: as configured)")
-    parser.add_argument("--url", help="the gateway's, instead of that of the run directory")
-    parser.add_argument("--ca", metavar="FILE", help="authorities that may vouch for an https URL")
-    parser.add_argument("--key", help=f"an API key (default: the variable {KEY_VARIABLE})")
-    parser.add_argument("--admin-url", help="its admin API, to compare what it weighed")
-    parser.add_argument("--admin-key", help=f"its key (default: {ADMIN_KEY_VARIABLE})")
-    parser.add_argument("--model", help="served model, where there are several")
-    parser.add_argument("--blocks", type=int, help="of each replica (default: as it says itself)")
+    parser.add_argument(
+        "--run-dir",
+        type=Path,
+        metavar="DIR",
+        help="run directory of the fleet (default: as configured)",
+    )
+    parser.add_argument("--url", help="the gateway's (default: that of the run directory)")
+    parser.add_argument(
+        "--ca", metavar="FILE", help="authorities for an https URL (default: the system's)"
+    )
+    parser.add_argument(
+        "--key", metavar="KEY", help=f"an API key (default: the variable {KEY_VARIABLE})"
+    )
+    parser.add_argument(
+        "--admin-url", metavar="URL", help="its admin API (default: compare no weighing)"
+    )
+    parser.add_argument(
+        "--admin-key", metavar="KEY", help=f"its key (default: the variable {ADMIN_KEY_VARIABLE})"
+    )
+    parser.add_argument("--model", metavar="NAME", help="served model (default: the only one)")
+    parser.add_argument(
+        "--blocks",
+        type=int,
+        metavar="N",
+        help="blocks of each replica (default: as it says itself)",
+    )
 
 
 def _usual_tolerance(address: FleetAddress, *, open_loop: bool) -> Tolerance:

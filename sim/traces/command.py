@@ -41,7 +41,7 @@ def stats(invocation: Invocation) -> int:
         "--capacities",
         type=_numbers,
         metavar="N,N,…",
-        help="capacities of the curves in blocks (default: doubling from 16)",
+        help="capacities of the curves, in blocks (default: doubling from 16)",
     )
     flags = parser.read()
     described = trace_stats(_open(flags), capacities=flags.capacities, watch=_watched)
@@ -57,9 +57,13 @@ def convert(invocation: Invocation) -> int:
     parser = _input_parser(invocation, "Validate a trace and write it as kvtrace/1.")
     _add_output(parser)
     parser.add_argument(
-        "--source", metavar="TEXT", help="where the trace comes from, for the header"
+        "--source",
+        metavar="TEXT",
+        help="where the trace comes from, for the header (default: as it says)",
     )
-    parser.add_argument("--licence", metavar="TEXT", help="its licence, for the header")
+    parser.add_argument(
+        "--licence", metavar="TEXT", help="its licence, for the header (default: as it says)"
+    )
     flags = parser.read()
     trace = _open(flags)
     header = msgspec.structs.replace(
@@ -84,7 +88,7 @@ def synth(invocation: Invocation) -> int:
         type=positive,
         default=1,
         metavar="N",
-        help="copies of the tree (default 1)",
+        help="copies of the tree",
     )
     for name, what in (("prefix", "shared paths are"), ("prompt", "what follows them is")):
         parser.add_argument(
@@ -92,7 +96,7 @@ def synth(invocation: Invocation) -> int:
             type=_positive_float,
             default=1.0,
             metavar="X",
-            help=f"how many times as long {what} (default 1)",
+            help=f"how many times as long {what}",
         )
     flags = parser.read()
     trace = _open(flags)
@@ -114,12 +118,20 @@ def overlay_tenants(invocation: Invocation) -> int:
     _add_output(parser)
     _add_seed(parser)
     weights = parser.add_mutually_exclusive_group(required=True)
-    weights.add_argument("--weights", type=_weights, metavar="NAME=W,…", help="tenants")
-    weights.add_argument("--servegen", type=Path, metavar="FOLDER", help="ServeGen client files")
-    parser.add_argument(
-        "--tenants", type=positive, metavar="N", help="keep only the largest so many"
+    weights.add_argument(
+        "--weights", type=_weights, metavar="NAME=W,…", help="tenants, each with its share"
     )
-    parser.add_argument("--by", choices=get_args(Unit), help="what has one tenant (default: fits)")
+    weights.add_argument(
+        "--servegen", type=Path, metavar="FOLDER", help="client files of ServeGen, for shares"
+    )
+    parser.add_argument(
+        "--tenants", type=positive, metavar="N", help="only the largest so many (default: all)"
+    )
+    parser.add_argument(
+        "--by",
+        choices=get_args(Unit),
+        help="what has one tenant (default: sessions if it has them, else what prompts share)",
+    )
     parser.add_argument("--isolate", action="store_true", help="salt ids: tenants share no block")
     flags = parser.read()
     trace = _open(flags)
@@ -139,26 +151,39 @@ def overlay_tenants(invocation: Invocation) -> int:
 def _input_parser(invocation: Invocation, description: str) -> CommandParser:
     parser = CommandParser(invocation, description)
     parser.add_argument("file", type=Path, metavar="FILE", help="a trace, also .gz, .xz or .zst")
-    parser.add_argument(
+    group = parser.add_argument_group("how the file is read")
+    group.add_argument(
         "--format",
         metavar="NAME",
         help=f"one of {', '.join(FORMATS)} (default: guessed from the first line)",
     )
-    parser.add_argument(
-        "--block-size", type=positive, metavar="N", help="tokens, if the file does not tell"
+    group.add_argument(
+        "--block-size",
+        type=positive,
+        metavar="TOKENS",
+        help="tokens in a block (default: as the file tells)",
     )
-    parser.add_argument("--tail", choices=get_args(Tail), help="whether a partial block has an id")
-    parser.add_argument(
-        "--lengths", choices=get_args(Lengths), help="approximate: off by one id is no error"
+    group.add_argument(
+        "--tail",
+        choices=get_args(Tail),
+        help="whether a partial block has an id (default: as the format has it)",
     )
-    parser.add_argument(
+    group.add_argument(
+        "--lengths",
+        choices=get_args(Lengths),
+        help="approximate: off by one id is no error (default: as the format has it)",
+    )
+    group.add_argument(
         "--session-gap",
         type=_positive_float,
-        metavar="S",
-        help="mean seconds between conversations that have no common clock (weka)",
+        metavar="SECONDS",
+        help="mean time between conversations without one clock (default: none; weka needs it)",
     )
-    parser.add_argument(
-        "--tokenizer", type=Path, metavar="FOLDER", help="model folder, for logs of requests"
+    group.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="FOLDER",
+        help="model folder (default: none; logs of requests need it)",
     )
     return parser
 

@@ -58,16 +58,28 @@ logger = logging.getLogger("prefixfleet.sim.record")
 def record(invocation: Invocation) -> int:
     """Stand before a server until a signal, then finish the trace."""
     parser = CommandParser(invocation, "Record the traffic of any OpenAI-compatible server.")
-    parser.add_argument("--listen", required=True, metavar="[HOST]:PORT", help="where to listen")
-    parser.add_argument("--upstream", required=True, metavar="URL", help="the server behind")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="trace")
-    parser.add_argument("--tokenizer", type=Path, metavar="FOLDER", help="the model's folder")
+    parser.add_argument(
+        "--listen",
+        required=True,
+        metavar="[HOST]:PORT",
+        help="where to listen; without HOST on all addresses",
+    )
+    parser.add_argument("--upstream", required=True, metavar="URL", help="the server's root")
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="FILE", help="trace to write"
+    )
+    parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="FOLDER",
+        help="the model's folder, for token ids (default: prompts are cut as text)",
+    )
     parser.add_argument(
         "--block-size",
         type=positive,
         default=DEFAULT_BLOCK_SIZE,
-        metavar="N",
-        help=f"tokens (default {DEFAULT_BLOCK_SIZE})",
+        metavar="TOKENS",
+        help="tokens in a block of the trace",
     )
     flags = parser.read()
     host, port = _listen_address(flags.listen)

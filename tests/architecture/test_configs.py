@@ -9,7 +9,8 @@ import pytest
 from router.config import TenantConfig
 from router.launch.config import SECTIONS, demo_config_file, load_fleet_config
 
-CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").rglob("*.yaml"))
+CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.yaml"))
+"""Those of fleets; what is in configs/sim are plans of replays (tests/sim/test_plans.py)."""
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.name)

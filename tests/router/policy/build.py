@@ -19,12 +19,11 @@ def planner(policy: str = "prefix_cost", *, gateway: str = "gw", **params: float
 
 
 def view(name: str, **fields: Any) -> TargetView:
-    """Return an idle, live, EXACT target that prefills 1000 and decodes 100 tokens a second."""
+    """Return an idle, live, EXACT target that prefills 1000 tokens a second."""
     known: dict[str, Any] = {
         "target": Target(name),
         "mode": "EXACT",
         "prefill_tokens_per_s": RATE,
-        "decode_tokens_per_s": 100.0,
     }
     return TargetView(**(known | fields))
 

@@ -137,7 +137,7 @@ def test_a_conversation_stays_where_it_is_although_another_target_is_free() -> N
     assert winner(planner().plan(turn, [behind, view("b")], 0.0)) == "b"
 
 
-def test_what_many_running_requests_share_is_no_reason_to_stay() -> None:
+def test_what_several_conversations_begin_with_is_no_reason_to_stay() -> None:
     plan = planner()
     shared = tuple(f"system:{i}".encode() for i in range(100))
     warm = view("a", matched_blocks=100)

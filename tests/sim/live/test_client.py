@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -136,3 +137,10 @@ async def test_a_calibration_asks_as_often_as_it_says() -> None:
         "first token, 3 new",
         "first token, 3 repeated",
     ]
+
+
+def test_a_step_is_counted_as_long_as_the_servers_limits_allow() -> None:
+    by_tokens = MeasurePlan(model="m", max_step_tokens=512, vocab_size=256, seed=1)
+    assert by_tokens.step_tokens(60.0) == 512
+    by_time = msgspec.structs.replace(by_tokens, max_step_s=0.5)
+    assert [by_time.step_tokens(speed) for speed in (60.0, 400.0, 5000.0)] == [32, 200, 512]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvindex.index import Target
@@ -29,7 +30,6 @@ def candidate(replica: str, **fields: Any) -> Candidate:
         "queued_prefill_tokens": 0,
         "last_placed": 0,
         "prefill_tokens_per_s": 1000.0,
-        "decode_tokens_per_s": 100.0,
         "queue_s": 0.0,
         "expected_s": 0.1,
         "score": 0.2,
@@ -114,6 +114,15 @@ def test_the_time_outside_of_the_engine_belongs_to_the_replays_first_token() -> 
     found = compare(twin([driven(1, "a", 0)], [answer(0, 0, 0)]), ONE_BY_ONE, outside_s=0.1)
     assert found.ttft_ratio is not None
     assert found.ttft_ratio.p95 == pytest.approx(1.0)
+
+
+def test_times_are_compared_of_what_both_answered() -> None:
+    late = msgspec.structs.replace(answer(1, 0, 0), queue_s=60.0)
+    pair = twin([driven(1, "a", 0), refused(2)], [answer(0, 0, 0), late])
+    found = compare(pair, Tolerance())
+    assert (found.answered_live, found.answered_replay) == (1, 2)
+    assert found.ttft_ratio is not None
+    assert found.ttft_ratio.p95 == pytest.approx(0.5)
 
 
 def test_what_is_over_tolerance_is_said_with_both_numbers() -> None:

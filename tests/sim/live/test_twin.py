@@ -16,7 +16,9 @@ from tests.sim.replaying import BLOCK_SIZE, HEADER, config, row
 LEFT, RIGHT = Target("left"), Target("right")
 
 
-def driven(line: int, ids: list[int], *candidates: Candidate, at: float = 0.0) -> Driven:
+def driven(
+    line: int, ids: list[int], *candidates: Candidate, at: float = 0.0, queue_s: float = 0.25
+) -> Driven:
     """Return a request that the gateway placed at `at`, weighing these candidates."""
     decision = Place(winner=candidates[0], policy="prefix_cost", candidates=candidates)
     request = PlanRequest(
@@ -27,8 +29,8 @@ def driven(line: int, ids: list[int], *candidates: Candidate, at: float = 0.0) -
         unique_id=f"r{line}.1",
         tenant="acme",
         at=at + 5.0,
-        duration_s=6.0,
-        queue_s=1.0,
+        duration_s=5.0 + queue_s,
+        queue_s=queue_s,
         attempts=(LiveAttempt(decision=decision, request=request),),
     )
     received = Received(sent_at=100.0 - line, status=200, replica=candidates[0].target.replica)
@@ -85,3 +87,16 @@ def test_what_is_cached_is_worked_out_and_not_taken_over() -> None:
     twin = played(driven(1, [1, 2], left, right), driven(2, [1, 2], again, right, at=60.0))
     hits = {answer.line: answer.num_hit_tokens for answer in twin.outcomes.answers}
     assert hits == {1: 0, 2: 2 * BLOCK_SIZE}
+
+
+def test_what_waited_live_comes_when_it_came_behind_those_that_were_placed_at_once() -> None:
+    first = driven(1, [1], candidate("left"), candidate("right"), at=4.25)
+    waited = driven(
+        2, [2], candidate("left", last_placed=2), candidate("right", last_placed=1), at=9.0,
+        queue_s=4.97,
+    )  # fmt: skip
+    later = driven(3, [3], candidate("left", last_placed=1), candidate("right"), at=6.25)
+    twin = played(waited, later, first)
+    assert [one.row.line for one in twin.driven] == [1, 2, 3]
+    instants = {answer.line: answer.at_s for answer in twin.outcomes.answers}
+    assert instants == {1: 0.0, 2: 0.0, 3: 2.0}
