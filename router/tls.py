@@ -71,6 +71,15 @@ class ListenerTls:
         self._warn()
 
     @property
+    def file(self) -> str:
+        """The file of the certificate."""
+        return self._config.certificate
+
+    def expires_at(self) -> float:
+        """Return the end of what is served now, in Unix seconds."""
+        return self.certificate.expires_at
+
+    @property
     def clients(self) -> ssl.SSLContext:
         """For the listener of clients."""
         return self._clients.front

@@ -19,6 +19,9 @@ _STEP = re.compile(r"\.(\w+)|\[(\d+)\]|\[\.\.\.\]")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 _ENUM = re.compile(r"Invalid enum value (.*)")
+_BOUND = re.compile(r"Expected `(int|float)` (>=|>|<=|<) (.+)")
+_BOUND_WORDS = {">=": "of at least", ">": "above", "<=": "of at most", "<": "below"}
+_PATTERN = re.compile(r"Expected `str` matching regex '(.*)'")
 _PLAIN_TYPES = {
     "int": "a whole number",
     "float": "a number",
@@ -64,7 +67,7 @@ def explain(message: str, kind: Any, value: Any) -> tuple[SettingPath, str]:
         return (*path, missing.group(1)), "this field is required"
     if enum := _ENUM.fullmatch(problem):
         return path, f"{enum.group(1)} is not allowed; choose one of {_literals(node)}"
-    return path, f"{_in_words(problem)}{_given(value, path)}"
+    return path, f"{in_words(problem)}{_given(value, path)}"
 
 
 def _step(match: re.Match[str]) -> str | int:
@@ -100,7 +103,13 @@ def _literals(node: Any) -> str:
     return ", ".join(str(value) for value in values)
 
 
-def _in_words(problem: str) -> str:
+def in_words(problem: str) -> str:
+    """Say in words what msgspec expected, and what it got."""
+    if bound := _BOUND.fullmatch(problem):
+        kind, sign, limit = bound.groups()
+        return f"expected {_PLAIN_TYPES[kind]} {_BOUND_WORDS[sign]} {limit}"
+    if pattern := _PATTERN.fullmatch(problem):
+        return f"expected text like {pattern.group(1)}"
     match = re.fullmatch(r"Expected `([^`]*)`, got `([^`]*)`", problem)
     if match is None:
         return problem

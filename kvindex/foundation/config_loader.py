@@ -112,7 +112,9 @@ def _read_yaml(file: Path) -> dict[str, Any]:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{file}: no such file; name an existing one with -c FILE") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: cannot be read: {error}") from None
     try:
         tree = yaml.load(text, Loader=_UniqueKeyLoader)
@@ -221,15 +223,22 @@ def _build(
     except msgspec.ValidationError as error:
         path, problem = explain(str(error), kind, value)
         full = (name, *path)
-        raise ConfigError(f"{_origin(full, origins, source)}: {dotted(full)}: {problem}") from None
+        origin = _origin(full, problem, origins, source)
+        raise ConfigError(f"{origin}: {dotted(full)}: {problem}") from None
     except ConfigError as error:
-        raise ConfigError(f"{_origin((name,), origins, source)}: {error}") from None
+        raise ConfigError(f"{_origin((name,), str(error), origins, source)}: {error}") from None
 
 
-def _origin(path: SettingPath, origins: Mapping[SettingPath, str], source: str) -> str:
-    """Name the layer that set what an error is about; the file when none of the others did."""
+def _origin(
+    path: SettingPath, problem: str, origins: Mapping[SettingPath, str], source: str
+) -> str:
+    """Name the layer that set what an error is about; the file when none of the others did.
+
+    Of an error about several settings, such as a whole section, the problem names the one.
+    """
     for candidate, origin in origins.items():
         shorter = min(len(candidate), len(path))
-        if candidate[:shorter] == path[:shorter]:
+        is_told = len(path) >= len(candidate) or str(candidate[-1]) in problem
+        if candidate[:shorter] == path[:shorter] and is_told:
             return origin
     return source

@@ -55,6 +55,15 @@ def reference(sections: Mapping[str, str]) -> str:
     return "\n".join(parts)
 
 
+def default_of(sections: Mapping[str, str], setting: str) -> str:
+    """Return the default of the setting at `section.name`, as YAML writes it."""
+    section, _, name = setting.partition(".")
+    root = types.type_info(resolve_type(sections[section]))
+    assert isinstance(root, types.StructType), f"{section} is a list"
+    field = next(field for field in root.fields if field.name == name)
+    return _default(field).strip("`")
+
+
 def _structs(path: str, kind: types.Type) -> Iterator[tuple[str, types.StructType]]:
     """Yield every Struct below a type with the path at which it is written, parents first."""
     match kind:

@@ -69,6 +69,16 @@ async def admin_only(request: web.Request, handler: Handler) -> web.StreamRespon
         await _audit(gateway, request, admin, status)
 
 
+async def is_still_admitted(request: web.Request) -> bool:
+    """Tell whether the key that was sent is good now, too; for an answer that goes on for long."""
+    gateway = request.app[GATEWAY]
+    await gateway.tenancy.catch_up()
+    try:
+        return _identify(gateway, request) == request[ADMIN]
+    except RequestError:
+        return False
+
+
 async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer 503 for a store that is away, with its name: operators may know it."""
     try:

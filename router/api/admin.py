@@ -32,7 +32,7 @@ _RESET_TIMEOUT_S = 30.0
 class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     """One replica as this gateway sees it; `reason` says why it is not live or not EXACT.
 
-    `num_blocks` are those that its engines have cached, by tier; `max_blocks` what each can hold.
+    `num_blocks` are those that its engines have cached, by tier; `max_blocks` what they can hold.
     `num_active`, and the prompt tokens that it has served and found cached, are of all processes of
     this gateway, since their start.
     """
@@ -128,7 +128,7 @@ async def metrics(request: web.Request) -> web.StreamResponse:
     """Answer GET /metrics in Prometheus' text format."""
     gateway = request.app[GATEWAY]
     _fill_gauges(gateway)
-    body = gateway.metrics.render()
+    body = await asyncio.to_thread(gateway.metrics.render)
     if gateway.siblings is not None:
         others = await gateway.siblings.ask("/metrics")
         body = await asyncio.to_thread(merge_scrapes, {0: body, **others})
@@ -174,9 +174,15 @@ def _state(
         prompt_tokens=prompt_tokens,
         cached_tokens=cached_tokens,
         num_blocks=replica.num_blocks,
-        max_blocks=(replica.record.num_blocks or None) if replica.record is not None else None,
+        max_blocks=_max_blocks(replica),
         report=replica.report,
     )
+
+
+def _max_blocks(replica: Replica) -> int | None:
+    """Return the blocks of all engine cores together, None where they are not known."""
+    record = replica.record
+    return record.num_blocks * record.dp_size or None if record is not None else None
 
 
 def _num_active(gateway: Gateway, replica: Replica) -> int:
@@ -193,7 +199,7 @@ def _fill_gauges(gateway: Gateway) -> None:
     metrics.directory_restored.set(gateway.tenancy.live.num_restored)
     metrics.in_flight.set(gateway.admission.num_admitted)
     metrics.index_up.set(1 if gateway.view.index_is_up else 0)
-    metrics.clear_replicas()
+    metrics.keep_replicas([replica.id for replica in gateway.view.replicas])
     for replica in gateway.view.replicas:
         metrics.set_replica(
             replica.id,

@@ -92,7 +92,7 @@ def _recordings(gateway: Gateway) -> list[Path]:
     if gateway.recorder is None:
         raise NothingRecordedError("this gateway records nothing; set router.record")
     path = gateway.recorder.path
-    if gateway.seat is None:
+    if gateway.seat is None or gateway.seat.is_alone:
         return [path]
     return [
         path.with_name(path.name.replace(f".p{gateway.seat.number}", f".p{number}"))

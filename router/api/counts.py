@@ -5,6 +5,7 @@ It reads the metrics and the queues; limits, and what is left of them, are not i
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter as Tally
 from collections import defaultdict
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from prometheus_client import Counter
 from router.api.http import json_response
 from router.api.openai import GATEWAY
 from router.assembly import Gateway
+from router.observe.metrics import GatewayMetrics
 
 
 class TenantCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +53,7 @@ async def counts(request: web.Request) -> web.StreamResponse:
 
 async def counts_of_all(gateway: Gateway) -> Counts:
     """Count over all processes of a gateway; one that does not answer is left out."""
-    total = _own(gateway)
+    total = await _own(gateway)
     if gateway.siblings is not None:
         for answer in (await gateway.siblings.ask("/admin/counts")).values():
             total = _sum(total, msgspec.json.decode(answer, type=Counts))
@@ -66,8 +68,20 @@ def by_label(counter: Counter, label: str) -> defaultdict[str, int]:
     return sums
 
 
-def _own(gateway: Gateway) -> Counts:
-    metrics = gateway.metrics
+async def _own(gateway: Gateway) -> Counts:
+    # In a thread: with many tenants it takes long enough for streams to notice.
+    sums = await asyncio.to_thread(_sums, gateway.metrics)
+    for tenant in gateway.directory.tenants:
+        sums[tenant.name]["num_waiting"] = gateway.planner.num_waiting_of(tenant.name)
+    return Counts(
+        num_in_flight=gateway.admission.num_admitted,
+        num_waiting=sum(map(gateway.planner.num_waiting, gateway.view.models())),
+        tenants={name: TenantCounts(**of_tenant) for name, of_tenant in sums.items()},
+    )
+
+
+def _sums(metrics: GatewayMetrics) -> defaultdict[str, Tally[str]]:
+    """Sum the counters up by tenant; O(series)."""
     sums: defaultdict[str, Tally[str]] = defaultdict(Tally)
     for labels, value in _samples(metrics.requests):
         sums[labels["tenant"]]["requests"] += value
@@ -83,13 +97,7 @@ def _own(gateway: Gateway) -> Counts:
     ):
         for name, value in by_label(counter, "tenant").items():
             sums[name][field] = value
-    for tenant in gateway.directory.tenants:
-        sums[tenant.name]["num_waiting"] = gateway.planner.num_waiting_of(tenant.name)
-    return Counts(
-        num_in_flight=gateway.admission.num_admitted,
-        num_waiting=sum(map(gateway.planner.num_waiting, gateway.view.models())),
-        tenants={name: TenantCounts(**of_tenant) for name, of_tenant in sums.items()},
-    )
+    return sums
 
 
 def _sum(one: Counts, other: Counts) -> Counts:

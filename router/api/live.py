@@ -14,7 +14,7 @@ from aiohttp import web
 from engine.frontend.errors import RequestError
 from engine.frontend.sse import encode_event
 from kvindex.foundation.errors import DependencyError
-from router.api.access import ADMIN
+from router.api.access import ADMIN, is_still_admitted
 from router.api.admin import ReplicaState, replica_states
 from router.api.counts import TenantCounts, counts_of_all
 from router.api.http import json_response
@@ -40,7 +40,8 @@ class TenantState(TenantCounts, frozen=True, kw_only=True):
 class LiveState(msgspec.Struct, frozen=True, kw_only=True):
     """One look at the fleet, over all processes of a gateway.
 
-    `decisions` are those of all gateways since the look before, oldest first.
+    `tenants` are the first ones of `num_tenants`; `decisions` are those of all gateways since the
+    look before, oldest first.
     """
 
     gateway: str
@@ -51,6 +52,7 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
     num_waiting: int
     index_reason: str | None
     replicas: list[ReplicaState]
+    num_tenants: int
     tenants: list[TenantState]
     decisions: list[DecisionRecord]
 
@@ -72,7 +74,10 @@ async def decisions(request: web.Request) -> web.StreamResponse:
 
 
 async def live(request: web.Request) -> web.StreamResponse:
-    """Answer GET /admin/live until the client goes away; with `?once=true`, one look as JSON."""
+    """Answer GET /admin/live until the client goes away, or its key is no longer good.
+
+    With `?once=true`, one look as JSON.
+    """
     gateway = request.app[GATEWAY]
     if request.query.get("once") == "true":
         return json_response(await look(gateway, request, await _newest(gateway)))
@@ -81,7 +86,7 @@ async def live(request: web.Request) -> web.StreamResponse:
     )
     await response.prepare(request)
     seen: set[str] = set()
-    while not gateway.admission.draining:
+    while not (gateway.admission.draining or gateway.admission.retiring):
         newest = await _newest(gateway)
         state = await look(gateway, request, [r for r in newest if r.unique_id not in seen])
         seen = {record.unique_id for record in newest}
@@ -90,6 +95,8 @@ async def live(request: web.Request) -> web.StreamResponse:
         except ConnectionError:
             break  # The dashboard was closed.
         await asyncio.sleep(EVERY_S)
+        if not await is_still_admitted(request):
+            break
     return response
 
 
@@ -108,6 +115,7 @@ async def look(
         num_waiting=counts.num_waiting,
         index_reason=gateway.view.store_down_reason,
         replicas=replicas,
+        num_tenants=len(gateway.directory.tenants),
         tenants=await _tenants(gateway, counts.tenants),
         decisions=decisions,
     )

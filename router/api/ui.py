@@ -32,6 +32,7 @@ _FILES = frozenset(
         "decisions.js",
         "dom.js",
         "dry_run.js",
+        "fleet.js",
         "views.js",
         "style.css",
     }

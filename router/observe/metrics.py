@@ -6,6 +6,7 @@ itself: others tell it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -20,11 +21,17 @@ _BREAKER_STATES: tuple[BreakerState, ...] = ("closed", "open", "half_open")
 
 
 @dataclass(frozen=True, slots=True)
-class RequestMetrics:
-    """What is counted for every answered request, under the labels of one model and tenant."""
+class Timings:
+    """What is measured of every request, under the labels of one model and tenant."""
 
     ttft: Histogram
     duration: Histogram
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """What is counted of every request whose usage is known, under the same labels."""
+
     prompt_tokens: Counter
     completion_tokens: Counter
     predicted: Counter
@@ -37,8 +44,10 @@ class GatewayMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._by_labels: dict[tuple[str, str], RequestMetrics] = {}
+        self._timings: dict[tuple[str, str], Timings] = {}
+        self._token_counts: dict[tuple[str, str], TokenCounts] = {}
         self._prompts_of: dict[str, tuple[Counter, Counter]] = {}
+        self._shown_replicas: set[str] = set()
         of = ["model", "tenant"]
         self._add_requests(of)
         self._add_attempts()
@@ -126,6 +135,11 @@ class GatewayMetrics:
     def _add_state(self) -> None:
         """This gateway now, the index, and each replica."""
         self.in_flight = self._gauge("requests_in_flight", "Requests inside this gateway", [])
+        self.certificate_expires = self._gauge(
+            "tls_certificate_expires_timestamp_seconds",
+            "End of the certificate that is served, in Unix time",
+            ["file"],
+        )
         self.index_up = self._gauge("index_up", "1 while the prefix index answers", [])
         self.index_call = self._histogram(
             "index_call_seconds", "Answered calls to the index", ["call"], _INDEX_BUCKETS
@@ -140,13 +154,20 @@ class GatewayMetrics:
             "breaker_state", "1 for the current state of a replica's breaker", ["replica", "state"]
         )
 
-    def of(self, model: str, tenant: str) -> RequestMetrics:
-        """Return the metrics of one model and tenant, found once: looking labels up costs."""
-        found = self._by_labels.get((model, tenant))
+    def timings_of(self, model: str, tenant: str) -> Timings:
+        """Return the timings of one model and tenant, found once: looking labels up costs."""
+        found = self._timings.get((model, tenant))
         if found is None:
-            found = self._by_labels[model, tenant] = RequestMetrics(
-                ttft=self.ttft.labels(model, tenant),
-                duration=self.duration.labels(model, tenant),
+            found = self._timings[model, tenant] = Timings(
+                ttft=self.ttft.labels(model, tenant), duration=self.duration.labels(model, tenant)
+            )
+        return found
+
+    def tokens_of(self, model: str, tenant: str) -> TokenCounts:
+        """Return the counts of one model and tenant, found once too."""
+        found = self._token_counts.get((model, tenant))
+        if found is None:
+            found = self._token_counts[model, tenant] = TokenCounts(
                 prompt_tokens=self.prompt_tokens.labels(model, tenant),
                 completion_tokens=self.completion_tokens.labels(model, tenant),
                 predicted=self.predicted.labels(model, tenant),
@@ -165,15 +186,25 @@ class GatewayMetrics:
             )
         return found
 
-    def clear_replicas(self) -> None:
-        """Forget the gauges of single replicas before a scrape fills them again."""
-        for gauge in (self.replica_mode, self.replica_active, self.breaker):
-            gauge.clear()
+    def follow_certificate(self, file: str, expires_at: Callable[[], float]) -> None:
+        """Export the end of the certificate in a file, in Unix seconds, as it is at each scrape."""
+        self.certificate_expires.labels(file).set_function(expires_at)
+
+    def keep_replicas(self, replicas: Collection[str]) -> None:
+        """Forget the gauges of all other replicas."""
+        for gone in self._shown_replicas.difference(replicas):
+            for mode in TRUST_MODES:
+                self.replica_mode.remove(gone, mode)
+            for state in _BREAKER_STATES:
+                self.breaker.remove(gone, state)
+            self.replica_active.remove(gone)
+        self._shown_replicas.intersection_update(replicas)
 
     def set_replica(
         self, replica: str, *, mode: TrustMode | None, num_active: int, breaker: BreakerState
     ) -> None:
         """Describe one replica; `mode` None while it is not live."""
+        self._shown_replicas.add(replica)
         for one in TRUST_MODES:
             self.replica_mode.labels(replica, one).set(1 if one == mode else 0)
         for state in _BREAKER_STATES:
@@ -185,7 +216,7 @@ class GatewayMetrics:
         self.index_call.labels(call).observe(seconds)
 
     def render(self) -> bytes:
-        """Return everything in Prometheus' text format."""
+        """Return everything in Prometheus' text format; O(series), not for an event loop."""
         return generate_latest(self.registry)
 
     def _counter(self, name: str, text: str, labels: list[str]) -> Counter:

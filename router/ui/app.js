@@ -1,102 +1,88 @@
-// The dashboard: sign-in, the live stream, and which view is shown.
+// The dashboard's frame: sign-in, whether the fleet is followed, and which view is shown.
 
+import {sweep} from "./charts.js";
 import {element} from "./dom.js";
+import {fleet, follow, forget, Refused} from "./fleet.js";
 import {VIEWS} from "./views.js";
 
-const KEEP = 300;
-const KEEP_DECISIONS = 200;
+const RETRY_MS = 2000;
+const STORED_KEY = "prefixfleet-key";
 const $ = (id) => document.getElementById(id);
 
-export const fleet = {state: null, history: [], decisions: [], key: null};
+let session = null;
 let shown = null;
 let viewed = null;
-let following = null;
 
-export async function ask(path, {method = "GET", body = null, signal = null} = {}) {
-  const answer = await fetch(path, {
-    method, signal,
-    headers: {authorization: `Bearer ${fleet.key}`, "content-type": "application/json"},
-    body: body === null ? null : JSON.stringify(body),
-  });
-  const payload = await answer.json();
-  if (!answer.ok) throw new Error(payload.error ? payload.error.message : `status ${answer.status}`);
-  return payload;
-}
-
-function take(state) {
-  fleet.state = state;
-  fleet.history.push({
-    at: state.at,
-    active: Object.fromEntries(state.replicas.map((r) => [r.id, r.num_active])),
-    waiting: state.num_waiting,
-  });
-  fleet.history.splice(0, fleet.history.length - KEEP);
-  const known = new Set(fleet.decisions.map((r) => r.unique_id));
-  const fresh = state.decisions.filter((r) => !known.has(r.unique_id)).reverse();
-  fleet.decisions = [...fresh, ...fleet.decisions].slice(0, KEEP_DECISIONS);
-  const live = state.replicas.filter((r) => r.live).length;
+function looked() {
+  const {replicas, num_in_flight, num_waiting, index_reason} = fleet.state;
+  const live = replicas.filter((r) => r.live).length;
   $("summary").textContent =
-    `${live} of ${state.replicas.length} replicas live · ${state.num_in_flight} in flight, ${state.num_waiting} waiting` +
-    (state.index_reason ? ` · index: ${state.index_reason}` : "");
-  if (shown && shown.update) shown.update();
+    `${live} of ${replicas.length} replicas live · ${num_in_flight} in flight, ${num_waiting} waiting` +
+    (index_reason ? ` · index: ${index_reason}` : "");
+  tell("");
+  if (!shown) enter();
+  else if (shown.update) shown.update();
 }
 
-async function follow() {
-  following = new AbortController();
-  const answer = await fetch("/admin/live", {
-    headers: {authorization: `Bearer ${fleet.key}`}, signal: following.signal,
-  });
-  if (!answer.ok) throw new Error((await answer.json()).error.message);
-  enter();
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let buffer = "";
-  for (;;) {
-    const {value, done} = await reader.read();
-    if (done) return;
-    buffer += value;
-    const events = buffer.split("\n\n");
-    buffer = events.pop();
-    for (const event of events) {
-      if (event.startsWith("data: ")) take(JSON.parse(event.slice(6)));
-    }
-  }
+// Say what is wrong with the connection; what is shown meanwhile is of before.
+function tell(trouble) {
+  if ($("connection").textContent !== trouble) $("connection").textContent = trouble;
+  $("view").classList.toggle("stale", trouble !== "");
 }
 
-async function run() {
-  for (;;) {
+async function run(key) {
+  if (session) session.abort();
+  const {signal} = session = new AbortController();
+  fleet.key = key;
+  while (!signal.aborted) {
+    let trouble = "The stream ended";
     try {
-      await follow();
-      $("summary").textContent = "The stream ended; connecting again …";
+      await follow(signal, looked);
     } catch (error) {
-      if (error.name === "AbortError") return;
-      if (!fleet.state) return leave(error.message);
-      $("summary").textContent = `No connection (${error.message}); trying again …`;
+      if (signal.aborted) return;
+      if (error instanceof Refused) {
+        leave(error.message);
+        return;
+      }
+      trouble = `No connection (${error.message})`;
     }
-    await new Promise((done) => setTimeout(done, 2000));
+    tell(`${trouble}; trying again …`);
+    await new Promise((done) => setTimeout(done, RETRY_MS));
   }
 }
 
 function enter() {
-  sessionStorage.setItem("prefixfleet-key", fleet.key);
+  sessionStorage.setItem(STORED_KEY, fleet.key);
   $("sign-in").hidden = true;
   $("tabs").hidden = $("leave").hidden = false;
-  if (!shown) show(location.hash.slice(1) in VIEWS ? location.hash.slice(1) : "fleet");
+  const wanted = location.hash.slice(1);
+  show(wanted in VIEWS ? wanted : "fleet");
 }
 
-function leave(message) {
-  if (following) following.abort();
-  sessionStorage.removeItem("prefixfleet-key");
-  Object.assign(fleet, {state: null, history: [], decisions: [], key: null});
-  shown = null;
-  $("view").replaceChildren();
+function leave(message = "") {
+  if (session) session.abort();
+  close();
+  sessionStorage.removeItem(STORED_KEY);
+  forget();
+  tell("");
   $("summary").textContent = "";
   $("tabs").hidden = $("leave").hidden = true;
   $("sign-in").hidden = false;
-  $("sign-in-error").textContent = message || "";
+  $("sign-in-error").textContent = message;
   $("key").focus();
 }
 
+// End the view that is shown, and what it has opened.
+function close() {
+  if (shown && shown.close) shown.close();
+  shown = null;
+  for (const dialog of document.querySelectorAll("dialog")) dialog.close();
+  $("view").replaceChildren();
+  sweep();
+}
+
 function show(name) {
+  close();
   viewed = name;
   location.hash = name;
   for (const tab of $("tabs").children) {
@@ -104,18 +90,29 @@ function show(name) {
     tab.tabIndex = tab.dataset.view === name ? 0 : -1;
   }
   const place = element("section", {role: "tabpanel", "aria-label": VIEWS[name].title});
-  $("view").replaceChildren(place);
+  $("view").append(place);
   shown = VIEWS[name].open(place);
-  if (fleet.state && shown.update) shown.update();
+  if (shown.update) shown.update();
 }
 
 function moveTab(event) {
-  const step = {ArrowRight: 1, ArrowLeft: -1}[event.key];
-  if (!step) return;
   const tabs = [...$("tabs").children];
-  const next = tabs[(tabs.indexOf(event.target) + step + tabs.length) % tabs.length];
+  const here = tabs.indexOf(event.target);
+  const there = {ArrowRight: here + 1, ArrowLeft: here - 1, Home: 0, End: -1}[event.key];
+  if (there === undefined) return;
+  event.preventDefault();
+  const next = tabs.at(there % tabs.length);
   show(next.dataset.view);
   next.focus();
+}
+
+function signIn(event) {
+  event.preventDefault();
+  const key = $("key").value.trim();
+  $("key").value = "";
+  $("sign-in-error").textContent = "";
+  if (/^[\x21-\x7e]+$/.test(key)) run(key);
+  else leave("A key has neither blanks nor letters beyond ASCII.");
 }
 
 for (const [name, view] of Object.entries(VIEWS)) {
@@ -129,11 +126,6 @@ addEventListener("hashchange", () => {
   if (shown && name in VIEWS && name !== viewed) show(name);
 });
 $("leave").addEventListener("click", () => leave());
-$("sign-in").addEventListener("submit", (event) => {
-  event.preventDefault();
-  fleet.key = $("key").value.trim();
-  $("key").value = "";
-  run();
-});
-fleet.key = sessionStorage.getItem("prefixfleet-key");
-if (fleet.key) run(); else leave();
+$("sign-in").addEventListener("submit", signIn);
+const stored = sessionStorage.getItem(STORED_KEY);
+if (stored) run(stored); else leave();

@@ -10,6 +10,8 @@ function style() {
   };
 }
 
+const date = (at) => new Date(at * 1000);
+
 // Plotly reads some tags in names; what comes from a fleet is to be text.
 const plain = (name) => name.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
 
@@ -19,14 +21,15 @@ export function draw(place, traces, options = {}) {
     return;
   }
   drawn.set(place, [traces, options]);
-  const {y = "", stacked = false, percent = false, since = null} = options;
+  const {y = "", percent = false, seconds = null} = options;
   const {ink, line, page, colours} = style();
   const axis = {gridcolor: line, zerolinecolor: line, automargin: true};
   window.Plotly.react(place, traces, {
     margin: {l: 50, r: 10, t: 10, b: 40},
     paper_bgcolor: page, plot_bgcolor: page, font: {color: ink, size: 12}, colorway: colours,
-    barmode: stacked ? "stack" : "group",
-    xaxis: since ? {...axis, type: "date", range: [new Date(since * 1000), new Date()], tickformat: "%H:%M:%S", nticks: 5} : axis,
+    barmode: "group",
+    xaxis: seconds ? {...axis, type: "date", range: seconds.map(date), tickformat: "%H:%M:%S", nticks: 5}
+      : {...axis, type: "category"},
     yaxis: {...axis, title: {text: y}, rangemode: "tozero", ...(percent ? {tickformat: ".0%", range: [0, 1]} : {})},
     showlegend: true, legend: {orientation: "h", y: 1.02, yanchor: "bottom"},
   }, {displayModeBar: false, responsive: true});
@@ -35,7 +38,7 @@ export function draw(place, traces, options = {}) {
 export function lines(series) {
   return [...series].map(([name, points]) => ({
     type: "scatter", mode: "lines", name: plain(name),
-    x: points.map(([at]) => new Date(at * 1000)), y: points.map(([, value]) => value),
+    x: points.map(([at]) => date(at)), y: points.map(([, value]) => value),
   }));
 }
 
@@ -46,9 +49,15 @@ export function bars(names, groups, {text = null} = {}) {
   }));
 }
 
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-  for (const [place, [traces, options]] of drawn) {
-    if (place.isConnected) draw(place, traces, options);
-    else drawn.delete(place);
+// Have plotly let go of charts that are no longer on the page: it listens for the window's size.
+export function sweep() {
+  for (const place of [...drawn.keys()].filter((one) => !one.isConnected)) {
+    window.Plotly.purge(place);
+    drawn.delete(place);
   }
+}
+
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  sweep();
+  for (const [place, [traces, options]] of drawn) draw(place, traces, options);
 });

@@ -1,7 +1,7 @@
 // Decisions: the newest requests of the fleet as they end, and what each was decided by.
 
-import {ask, fleet} from "./app.js";
 import {clock, element, facts, mark, refill, seconds, table, whole} from "./dom.js";
+import {ask, fleet} from "./fleet.js";
 
 function placeOf(record) {
   const placed = record.attempts.map((a) => a.decision).filter((d) => d.type === "place");
@@ -51,6 +51,7 @@ export function explanation(record) {
     facts([
       ["request", record.request_id],
       ["tenant, model", `${record.tenant}, ${record.model}`],
+      ["status", String(record.status)],
       ["prompt tokens", whole(record.num_prompt_tokens)],
       ["cached: available / predicted / realised",
         [record.num_available_tokens, record.num_predicted_tokens,
@@ -58,8 +59,9 @@ export function explanation(record) {
       ["cause of a difference", record.cause || "none"],
       ["queue, first token, total",
         [record.queue_s, record.ttft_s, record.duration_s].map(seconds).join(", ")],
+      ["resumed", whole(record.num_resumes)],
     ]),
-    parts.flat());
+    parts.length ? parts.flat() : element("p", {class: "note"}, "It ended before it was placed."));
 }
 
 function showDecision(record) {
@@ -72,7 +74,7 @@ function showDecision(record) {
 
 export function openDecisions(place) {
   const error = element("p", {role: "alert", class: "bad"});
-  const id = element("input", {name: "id", placeholder: "request id", "aria-label": "request id"});
+  const id = element("input", {name: "id", placeholder: "request id", "aria-label": "request id", required: true});
   const search = element("form", {class: "inline", on: {submit: async (event) => {
     event.preventDefault();
     error.textContent = "";

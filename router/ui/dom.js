@@ -26,7 +26,7 @@ export function table(columns, rows, {pick = null, key = null, empty = "Nothing 
     if (!pick) return element("tr", {}, cells);
     const open = () => pick(row);
     const onKey = (event) => {
-      if (event.key !== "Enter") return;
+      if (event.key !== "Enter" && event.key !== " ") return;
       event.preventDefault(); // Else it would press the button that what opens has in focus.
       open();
     };
@@ -51,10 +51,12 @@ export function facts(pairs) {
     [element("dt", {}, name), element("dd", {}, value)]));
 }
 
-// Give a select its options; what was chosen stays chosen while the names stay the same.
+// Give a select its options; what was chosen stays chosen while it is among them.
 export function fill(select, names) {
   if ([...select.options].map((option) => option.value).join("\n") === names.join("\n")) return;
+  const chosen = select.value;
   select.replaceChildren(...names.map((name) => element("option", {value: name}, name)));
+  if (names.includes(chosen)) select.value = chosen;
 }
 
 export function mark(text, kind) {
@@ -65,4 +67,5 @@ export const whole = (n) => n === null || n === undefined ? "–" : Math.round(n
 export const seconds = (s) => s === null || s === undefined ? "–"
   : s < 1 ? `${Math.round(s * 1000)} ms` : `${s.toFixed(2)} s`;
 export const share = (part, all) => all ? `${(100 * part / all).toFixed(1)} %` : "–";
+export const utc = (at) => new Date(at * 1000).toISOString().slice(0, 16).replace("T", " ");
 export const clock = (at) => new Date(at * 1000).toLocaleTimeString("en-GB");

@@ -1,8 +1,8 @@
 // A policy tried on a tenant's recorded traffic: two replays, compared. It changes nothing.
 
-import {ask} from "./app.js";
-import {bars, draw} from "./charts.js";
+import {bars, draw, sweep} from "./charts.js";
 import {element, facts, fill, seconds, share, table, whole} from "./dom.js";
+import {ask} from "./fleet.js";
 
 const wordsOf = (policy, params) => [policy,
   ...Object.entries(params).map(([name, value]) => `${name}=${value}`)].join(" ");
@@ -69,9 +69,8 @@ function outcome(found, declared) {
   return {shown, draw: () => drawAll(charts, found, titles)};
 }
 
-// Show that something runs, for how long, and a way to end it; returns the signal of that.
-function waiting(place) {
-  const ending = new AbortController();
+// Show that something runs, for how long, and a way to end it; returns how to stop showing it.
+function waiting(place, ending) {
   const text = element("span", {}, "0 s");
   const began = Date.now();
   const tick = setInterval(() => { text.textContent = `${Math.round((Date.now() - began) / 1000)} s`; }, 500);
@@ -79,14 +78,15 @@ function waiting(place) {
     element("p", {role: "status"}, "Replaying the recording, as it is and with the new policy …"),
     element("p", {class: "inline"}, element("progress", {"aria-label": "replaying"}), text,
       element("button", {type: "button", on: {click: () => ending.abort()}}, "Cancel")));
-  return {signal: ending.signal, stop: () => clearInterval(tick)};
+  return () => clearInterval(tick);
 }
 
-async function run(result, tenant, body) {
-  const wait = waiting(result);
+async function run(result, tenant, body, ending) {
+  const stop = waiting(result, ending);
+  sweep(); // The charts of the run before.
   try {
     const path = `/admin/tenants/${encodeURIComponent(tenant.tenant.name)}/policy/dry-run`;
-    const found = await ask(path, {method: "POST", body, signal: wait.signal});
+    const found = await ask(path, {method: "POST", body, signal: ending.signal});
     const {shown, draw: drawCharts} = outcome(found, tenant.declared);
     result.replaceChildren(shown);
     drawCharts();
@@ -94,7 +94,7 @@ async function run(result, tenant, body) {
     const text = error.name === "AbortError" ? "Cancelled; nothing has changed." : error.message;
     result.replaceChildren(element("p", {role: "alert", class: "bad"}, text));
   } finally {
-    wait.stop();
+    stop();
   }
 }
 
@@ -107,6 +107,7 @@ export function openDryRun(place) {
   const start = element("button", {type: "submit", class: "primary", disabled: true}, "Try it");
   let known = null;
   let tenants = [];
+  let ending = new AbortController();
 
   const chosen = () => tenants.find((shown) => shown.tenant.name === tenant.value);
   const showCurrent = () => {
@@ -123,7 +124,8 @@ export function openDryRun(place) {
     element("form", {on: {submit: async (event) => {
       event.preventDefault();
       start.disabled = true;
-      await run(result, chosen(), {policy: policy.value, params: paramsOf(params)});
+      ending = new AbortController();
+      await run(result, chosen(), {policy: policy.value, params: paramsOf(params)}, ending);
       start.disabled = false;
     }}}, element("label", {}, "Tenant", tenant), current, element("label", {}, "Policy", policy), params, start),
     result);
@@ -141,5 +143,5 @@ export function openDryRun(place) {
   }
 
   load().catch((error) => result.replaceChildren(element("p", {role: "alert", class: "bad"}, error.message)));
-  return {};
+  return {close: () => ending.abort()};
 }

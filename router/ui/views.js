@@ -1,12 +1,28 @@
-// The views. Each `open(place)` builds its frame once and returns {update} for every look at the fleet.
+// The views. Each `open(place)` builds its frame once; it returns {update} for every look at the fleet,
+// and {close} where something is to be ended with it.
 
-import {ask, fleet} from "./app.js";
 import {bars, draw, lines} from "./charts.js";
 import {explanation, openDecisions} from "./decisions.js";
-import {element, facts, fill, mark, refill, share, table, whole} from "./dom.js";
+import {element, facts, fill, mark, refill, share, table, utc, whole} from "./dom.js";
 import {openDryRun} from "./dry_run.js";
+import {ask, fleet} from "./fleet.js";
 
 const MODE = {EXACT: "good", DEGRADED: "warn", FALLBACK: "bad"};
+const modeOf = (replica) => replica.live ? mark(replica.mode, MODE[replica.mode]) : mark("not live", "bad");
+
+// Return an update that asks for something at most every so many milliseconds, and shows what it gets.
+function polling(path, everyMs, place, nodes) {
+  let next = 0;
+  return async () => {
+    if (Date.now() < next) return;
+    next = Date.now() + everyMs;
+    try {
+      refill(place, ...nodes(await ask(path)));
+    } catch (error) {
+      refill(place, element("p", {class: "bad"}, error.message));
+    }
+  };
+}
 
 function replicaCard(replica) {
   const cached = Object.entries(replica.num_blocks || {}).filter(([, n]) => n);
@@ -14,7 +30,7 @@ function replicaCard(replica) {
   const report = replica.report;
   return element("article", {class: "card", "data-replica": replica.id},
     element("h3", {}, replica.id),
-    mark(replica.live ? replica.mode : "not live", replica.live ? MODE[replica.mode] : "bad"),
+    modeOf(replica),
     replica.reason ? element("p", {class: "note"}, replica.reason) : null,
     facts([
       ["requests here", whole(replica.num_active)],
@@ -40,8 +56,8 @@ function openFleet(place) {
       const series = new Map(fleet.state.replicas.map((r) =>
         [r.id, fleet.history.map((h) => [h.at, h.active[r.id] || 0])]));
       series.set("waiting in the gateway", fleet.history.map((h) => [h.at, h.waiting]));
-      const since = Math.min(fleet.history[0].at, Date.now() / 1000 - 60);
-      draw(load, lines(series), {y: "requests", since});
+      const now = fleet.state.at;
+      draw(load, lines(series), {y: "requests", seconds: [Math.min(fleet.history[0].at, now - 60), now]});
     },
   };
 }
@@ -76,23 +92,21 @@ function openIndex(place) {
   const totals = element("div");
   const hot = element("div");
   place.append(element("h2", {}, "Cached blocks"), totals, element("h2", {}, "Hottest shared prefixes"), hot);
-  let asked = 0;
+  const showHot = polling("/admin/index/hot", 4000, hot, ({prefixes, reason}) => [
+    reason ? element("p", {class: "warn"}, `Nobody knows who holds them: ${reason}`) : "",
+    prefixes.length ? element("p", {class: "note"}, duplication(prefixes)) : "",
+    table(PREFIX_COLUMNS, treeOf(prefixes), {empty: "No two requests have shared a prefix yet."}),
+  ]);
   return {
-    async update() {
+    update() {
       refill(totals, table([
         {head: "replica", cell: (r) => r.id},
-        {head: "mode", cell: (r) => mark(r.mode, MODE[r.mode])},
+        {head: "mode", cell: modeOf},
         {head: "gpu blocks", cell: (r) => whole((r.num_blocks || {}).gpu), kind: "number"},
         {head: "host blocks", cell: (r) => whole((r.num_blocks || {}).host), kind: "number"},
         {head: "capacity", cell: (r) => whole(r.max_blocks), kind: "number"},
       ], fleet.state.replicas));
-      if (Date.now() - asked < 4000) return;
-      asked = Date.now();
-      const found = await ask("/admin/index/hot").catch((error) => ({prefixes: [], reason: error.message}));
-      refill(hot,
-        found.reason ? element("p", {class: "warn"}, `Nobody knows who holds them: ${found.reason}`) : "",
-        found.prefixes.length ? element("p", {class: "note"}, duplication(found.prefixes)) : "",
-        table(PREFIX_COLUMNS, treeOf(found.prefixes), {empty: "No two requests have shared a prefix yet."}));
+      showHot();
     },
   };
 }
@@ -116,7 +130,7 @@ function openTenants(place) {
   const usage = element("div");
   place.append(rows, element("h2", {}, "Cached prompt tokens"), chart,
     element("h2", {}, "Usage by tenant and key"), usage);
-  ask("/admin/usage").then((answer) => usage.replaceChildren(table([
+  const showUsage = polling("/admin/usage", 10000, usage, ({totals}) => [table([
     {head: "day", cell: (t) => t.day, kind: "tight"}, {head: "tenant", cell: (t) => t.tenant},
     {head: "key", cell: (t) => t.key || "–"}, {head: "model", cell: (t) => t.model},
     {head: "requests", cell: (t) => whole(t.requests), kind: "number"},
@@ -124,11 +138,12 @@ function openTenants(place) {
     {head: "cached", cell: (t) => whole(t.cached_tokens), kind: "number"},
     {head: "output", cell: (t) => whole(t.output_tokens), kind: "number"},
     {head: "charged", cell: (t) => whole(t.charged_tokens), kind: "number"},
-  ], answer.totals)), (error) => usage.replaceChildren(error.message));
+  ], totals)]);
   return {
     update() {
-      const tenants = fleet.state.tenants;
-      refill(rows, table([
+      const {tenants, num_tenants: number} = fleet.state;
+      refill(rows, number > tenants.length ? element("p", {class: "note"},
+        `The first ${whole(tenants.length)} of ${whole(number)} tenants; prefixfleet tenant list has all.`) : "", table([
         {head: "tenant", cell: (t) => t.name},
         {head: "requests", cell: (t) => whole(t.requests), kind: "number"},
         {head: "waiting", cell: (t) => whole(t.num_waiting), kind: "number"},
@@ -143,8 +158,15 @@ function openTenants(place) {
         ["where it was sent", tenants.map((t) => t.predicted_tokens)],
         ["realised", tenants.map((t) => t.realised_tokens)],
       ]), {y: "tokens"});
+      showUsage();
     },
   };
+}
+
+function refusalOf(tenant, key) {
+  if (tenant.blocked) return "tenant blocked";
+  if (key.blocked) return "blocked";
+  return key.expires_at && key.expires_at <= fleet.state.at ? "expired" : "";
 }
 
 function openKeys(place) {
@@ -154,11 +176,12 @@ function openKeys(place) {
 
   async function load() {
     const {tenants} = await ask("/admin/tenants");
-    const rows = tenants.flatMap((shown) => shown.keys);
+    const rows = tenants.flatMap(({tenant, keys}) => keys.map((key) => ({...key, refused: refusalOf(tenant, key)})));
     list.replaceChildren(table([
       {head: "tenant", cell: (k) => k.tenant}, {head: "key", cell: (k) => k.alias || k.id},
       {head: "owner", cell: (k) => k.owner || "–"},
-      {head: "state", cell: (k) => k.blocked ? mark("blocked", "bad") : mark("active", "good")},
+      {head: "expires (UTC)", cell: (k) => k.expires_at ? utc(k.expires_at) : "–", kind: "tight"},
+      {head: "state", cell: (k) => k.refused ? mark(k.refused, "bad") : mark("active", "good")},
       {head: "", cell: (k) => k.declared ? "from the configuration" : element("button",
         {type: "button", disabled: fleet.state.role === "viewer", on: {click: () => rotate(k)}}, "Rotate")},
     ], rows));
@@ -167,17 +190,18 @@ function openKeys(place) {
   async function rotate(key) {
     if (!confirm(`Make a new key for ${key.tenant} in place of ${key.alias || key.id}?`)) return;
     try {
-      const path = `/admin/tenants/${encodeURIComponent(key.tenant)}/keys/${encodeURIComponent(key.alias || key.id)}`;
+      const path = `/admin/tenants/${encodeURIComponent(key.tenant)}/keys/${encodeURIComponent(key.id)}`;
       const answer = await ask(`${path}/rotate`, {method: "POST", body: {}});
       made.textContent = `The new key, shown once: ${answer.key}\nThe old one works for another day.`;
     } catch (error) {
       made.textContent = error.message;
     }
     made.hidden = false;
-    await load();
+    show();
   }
 
-  load().catch((error) => list.replaceChildren(error.message));
+  const show = () => load().catch((error) => list.replaceChildren(error.message));
+  show();
   return {};
 }
 
@@ -185,9 +209,10 @@ function openPlayground(place) {
   const tenant = element("select", {name: "tenant"});
   const model = element("select", {name: "model"});
   const prompt = element("textarea", {name: "prompt", required: true});
-  const tokens = element("input", {name: "max_tokens", type: "number", min: "1", value: "64"});
+  const tokens = element("input", {name: "max_tokens", type: "number", min: "1", value: "64", required: true});
   const result = element("div", {"aria-live": "polite"});
   const send = element("button", {type: "submit", class: "primary"}, "Send");
+  const ending = new AbortController();
   const form = element("form", {on: {submit: async (event) => {
     event.preventDefault();
     send.disabled = true;
@@ -196,7 +221,7 @@ function openPlayground(place) {
       const body = {
         tenant: tenant.value, model: model.value, prompt: prompt.value, max_tokens: Number(tokens.value),
       };
-      const {answer, decision} = await ask("/admin/playground", {method: "POST", body});
+      const {answer, decision} = await ask("/admin/playground", {method: "POST", body, signal: ending.signal});
       result.replaceChildren(
         element("h2", {}, "Answer"), element("pre", {}, answer.choices[0].message.content || ""),
         element("h2", {}, "Where it went and why"), decision ? explanation(decision) : "No decision.");
@@ -208,15 +233,16 @@ function openPlayground(place) {
   element("label", {}, "Tenant", tenant), element("label", {}, "Model", model),
   element("label", {}, "Prompt", prompt), element("label", {}, "Tokens at most", tokens), send);
   place.append(form, result);
+  if (fleet.state.role === "viewer") {
+    send.disabled = true;
+    result.append(element("p", {class: "note"}, "A viewer's key reads, and sends nothing."));
+  }
   return {
     update() {
-      if (fleet.state.role === "viewer") {
-        send.disabled = true;
-        result.replaceChildren(element("p", {class: "note"}, "A viewer's key reads, and sends nothing."));
-      }
       fill(tenant, fleet.state.tenants.map((t) => t.name));
       fill(model, [...new Set(fleet.state.replicas.flatMap((r) => r.served_models))]);
     },
+    close: () => ending.abort(),
   };
 }
 

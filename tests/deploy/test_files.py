@@ -16,6 +16,7 @@ from kvindex.ingest_state import IngestCounters
 from router.cli import COMMANDS
 from router.launch.config import load_fleet_config
 from router.observe.metrics import GatewayMetrics
+from router.tls import WARN_BEFORE_DAYS
 from worker.server.metrics import FrontMetrics
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -55,6 +56,17 @@ def test_the_alerts_cover_trust_regret_shedding_gaps_and_latency() -> None:
     names = {alert["alert"] for alert in ALERTS}
     wanted = {"ReplicaNotExact", "HitRegret", "Shedding", "EventGaps", "IndexSlow"}
     assert {f"Prefixfleet{name}" for name in wanted} <= names
+
+
+def test_every_alert_is_explained_where_operators_look() -> None:
+    page = (DEPLOY.parent / "docs" / "operations.md").read_text()
+    explained = re.findall(r"^\| `(Prefixfleet\w+)` \|", page, re.M)
+    assert explained == [alert["alert"] for alert in ALERTS]
+
+
+def test_the_alert_of_a_certificate_comes_when_the_log_begins_to_warn() -> None:
+    (alert,) = [alert for alert in ALERTS if alert["alert"] == "PrefixfleetCertificateExpires"]
+    assert alert["expr"].endswith(f" - time() < {WARN_BEFORE_DAYS} * 86400")
 
 
 def test_every_panel_reads_metrics_that_exist() -> None:

@@ -27,11 +27,16 @@ TENANTS = (
 
 @asynccontextmanager
 async def signed_in(
-    running: Running, *, key: str = ADMIN_KEY, width: int = 1280, height: int = 900
+    running: Running,
+    *,
+    key: str = ADMIN_KEY,
+    url: str | None = None,
+    width: int = 1280,
+    height: int = 900,
 ) -> AsyncIterator[Browser]:
-    """Open the dashboard and sign in."""
+    """Open the dashboard, at the admin listener unless `url` leads there, and sign in."""
     async with browser(width=width, height=height) as tab:
-        await tab.open(f"{running.admin_url}/ui")
+        await tab.open(f"{url or running.admin_url}/ui")
         await tab.type("#key", key + "\n")
         await tab.find("[data-replica=r0]")
         yield tab

@@ -144,6 +144,8 @@ async def test_a_row_keeps_the_focus_while_others_arrive(running: Running) -> No
         assert "load-2" in await tab.run(lambda: dialog.text)
         await tab.run(lambda: tab.driver.switch_to.active_element.send_keys(Keys.ESCAPE))
         await tab.until(lambda: not tab.driver.find_elements(By.CSS_SELECTOR, "dialog"))
+        await tab.run(lambda: tab.driver.switch_to.active_element.send_keys(Keys.SPACE))
+        assert "load-2" in (await tab.find("dialog")).text
 
 
 async def test_a_viewer_looks_at_everything_and_sends_nothing(running: Running) -> None:

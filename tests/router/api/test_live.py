@@ -9,11 +9,12 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from router.api.live import LiveState
+from router.api.live import MAX_TENANTS, LiveState
+from router.config import TenantConfig
 from router.launch.top import screen
 from router.policy.queueing import QueueConfig
 from tests.conditions import until
-from tests.router.fake_replica import Behaviour
+from tests.router.fake_replica import Behaviour, FakeReplica
 from tests.router.running_gateway import (
     GLOBEX_KEY,
     MemoryStores,
@@ -45,6 +46,28 @@ async def test_a_look_counts_requests_and_cached_tokens_by_tenant() -> None:
         Console(file=shown, width=120).print(screen(body))
         assert "2 of 2 replicas live, 0 requests in flight" in shown.getvalue()
         assert "acme" in shown.getvalue()
+
+
+async def test_a_look_says_how_many_tenants_there_are_beyond_those_it_shows() -> None:
+    tenants = tuple(TenantConfig(name=f"tenant-{i}") for i in range(MAX_TENANTS + 1))
+    async with running_gateway(gateway_spec(tenants=tenants), replicas=0) as running:
+        _, body = await running.admin("/admin/live?once=true")
+    assert (len(body["tenants"]), body["num_tenants"]) == (100, 101)
+    shown = io.StringIO()
+    Console(file=shown, width=120).print(screen(body))
+    assert "the first 100 of 101; `tenant list` has all" in shown.getvalue()
+
+
+async def test_the_stream_ends_with_the_key_that_follows_it() -> None:
+    async with running_gateway(replicas=0) as running:
+        made = {"alias": "eye", "role": "viewer"}
+        _, viewer = await running.admin("/admin/admins", method="POST", body=made)
+        headers = {"authorization": f"Bearer {viewer['key']}"}
+        async with running.session.get(f"{running.admin_url}/admin/live", headers=headers) as live:
+            assert await live.content.readuntil(b"\n\n")
+            status, _ = await running.admin("/admin/admins/eye", method="DELETE")
+            assert status == 200
+            await asyncio.wait_for(live.content.read(), 10)
 
 
 async def test_the_newest_decisions_can_be_listed_for_one_tenant() -> None:
@@ -121,6 +144,14 @@ async def test_a_replica_shows_its_hit_rate_and_its_restarts() -> None:
         record = await running.register(running.replicas[0])
         await until(lambda: running.knows(record))
         assert (await shown())["num_restarts"] == 1
+
+
+async def test_a_replica_holds_what_its_engine_cores_hold_together() -> None:
+    async with running_gateway(replicas=0) as running:
+        await running.add(FakeReplica("one"), num_blocks=100)
+        await running.add(FakeReplica("two"), num_blocks=100, dp_size=2)
+        _, body = await running.admin("/admin/replicas")
+        assert {r["id"]: r["max_blocks"] for r in body["replicas"]} == {"one": 100, "two": 200}
 
 
 async def test_policies_are_listed_with_their_defaults() -> None:

@@ -12,7 +12,7 @@ def test_series_are_told_apart_by_process() -> None:
         metrics = GatewayMetrics()
         metrics.requests.labels("tiny", "acme", "prefix_cost", "200").inc(number + 1)
         metrics.in_flight.set(5 - number)
-        metrics.of("tiny", "acme").ttft.observe(0.02)
+        metrics.timings_of("tiny", "acme").ttft.observe(0.02)
         texts[number] = metrics.render()
     lines = merge_scrapes(texts).decode().splitlines()
     labels = 'model="tiny",policy="prefix_cost",process="{}",status="200",tenant="acme"'
