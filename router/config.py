@@ -76,6 +76,18 @@ class RecordConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_bytes: Positive = 1024 * 1024 * 1024
 
 
+class UsageFilesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a gateway process writes a line of JSON for each request that its tenants are charged.
+
+    A file is finished, and the next one begun, once it would exceed `max_bytes` or is `max_age_s`
+    old. Finished ones are nobody's but the operator's: none is ever removed.
+    """
+
+    folder: str
+    max_bytes: Positive = 64 * 1024 * 1024
+    max_age_s: Seconds = 3600.0
+
+
 class TlsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The certificate of both listeners, and its key, as PEM files; re-read when renewed.
 
@@ -103,7 +115,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     requests are served at a time, the next one gets 429. `queue`, `saturation_s`, `max_siblings`
     and `hot_prefixes` are the planner's guards (docs/routing.md), null switches one off.
     `processes` serve on the one port; what a process bounds, it bounds for itself. With `tls` both
-    listeners speak HTTPS alone.
+    listeners speak HTTPS alone; with `usage_files` usage is written to files, too.
     """
 
     host: str = "127.0.0.1"
@@ -139,7 +151,15 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_siblings: Positive | None = 64
     hot_prefixes: ReplicationConfig | None = ReplicationConfig()
     record: RecordConfig | None = None
+    usage_files: UsageFilesConfig | None = None
     replicas: tuple[StaticReplica, ...] = ()
+
+    def __post_init__(self) -> None:
+        seen: set[str] = set()
+        for replica in self.replicas:
+            if replica.id in seen:
+                raise ValueError(f"replicas: two are called {replica.id!r}; give one a `name`")
+            seen.add(replica.id)
 
 
 GENERATED_KEY = "generated"

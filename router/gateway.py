@@ -35,14 +35,14 @@ from router.assembly import Gateway, Stores
 from router.config import GatewaySpec, load_spec
 from router.file_limit import raise_file_limit
 from router.launch.gateway_processes import (
-    BACKLOG,
     GatewayProcesses,
     check_processes,
-    port_taken,
 )
+from router.launch.gateway_seats import BACKLOG, port_taken
 from router.launch.supervisor import ChildFailedError
 from router.observe.access_log import write_together
 from router.observe.shared_decisions import SharedDecisions
+from router.retire import retire
 from router.seat import Seat, read_seat
 from router.tenancy.stores import TenancyStores, check_state_server, redis_stores
 from router.tls import ListenerTls, load_certificate
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a gateway until SIGTERM or SIGINT; return the exit code."""
     parser = argparse.ArgumentParser(prog="router.gateway", description="Run one gateway.")
     parser.add_argument("--config-json", required=True, type=Path, metavar="FILE")
-    parser.add_argument("--seat", action="store_true", help="be one process of several")
+    parser.add_argument("--seat", action="store_true", help="serve on a parent's listeners")
     arguments = parser.parse_args(argv)
     setup_logging("gateway")
     try:
@@ -90,9 +90,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def serve(spec: GatewaySpec, seat: Seat | None = None) -> None:
     """Serve until a signal, then drain; with a `seat`, on the listeners that come with it.
 
+    SIGUSR1 says that a successor has the seat: then drain without haste.
+
     Raises DependencyError when a port is taken, ConfigError when the spec makes no sense.
     """
-    stop = _stop_on_signals()
+    stop, leave = _end_on_signals()
     tls = ListenerTls(spec.router.tls) if spec.router.tls is not None else None
     clients, admins = (tls.clients, tls.admins) if tls is not None else (None, None)
     write_together(asyncio.get_running_loop())
@@ -119,6 +121,7 @@ async def serve(spec: GatewaySpec, seat: Seat | None = None) -> None:
         await gateway.start()
         _reload_on_signal(gateway)
         if tls is not None:
+            gateway.metrics.follow_certificate(tls.file, tls.expires_at)
             tls.start(every_s=config.poll_s)
         if seat is None:
             await _listen(client_runner, config.host, config.port, clients)
@@ -134,7 +137,14 @@ async def serve(spec: GatewaySpec, seat: Seat | None = None) -> None:
             len(gateway.view.replicas),
             gateway.view.mode,
         )
-        await stop.wait()
+        await leave.wait()
+        if not stop.is_set():
+            await retire(
+                gateway.admission,
+                (client_runner, admin_runner),
+                stop=stop,
+                linger_s=config.drain_timeout_s,
+            )
         log.info("draining requests=%d", gateway.admission.num_admitted)
         num_left = await gateway.admission.drain(timeout_s=config.drain_timeout_s)
         if num_left:
@@ -220,12 +230,19 @@ def _gateway_id() -> str:
     return f"gw-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
-def _stop_on_signals() -> asyncio.Event:
-    stop = asyncio.Event()
+def _end_on_signals() -> tuple[asyncio.Event, asyncio.Event]:
+    """Return an event that SIGTERM and SIGINT set, and one that SIGUSR1 sets, too."""
+    stop, leave = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def stop_soon() -> None:
+        stop.set()
+        leave.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    return stop
+        loop.add_signal_handler(number, stop_soon)
+    loop.add_signal_handler(signal.SIGUSR1, leave.set)
+    return stop, leave
 
 
 def _reload_on_signal(gateway: Gateway) -> None:

@@ -1,4 +1,4 @@
-"""One process of a gateway that has several: what its parent hands it, and how it asks the others.
+"""The seat of a gateway process: what its parent hands it, and how it asks the other processes.
 
 Every process is a gateway of its own towards Redis, with its own id, limits' share and lease. Here
 is only what they share on one machine: listeners, a folder of sockets, one recording.
@@ -43,13 +43,23 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     recording: Recording
 
     @property
+    def is_alone(self) -> bool:
+        """Whether it is the only process of its gateway."""
+        return self.num_processes == 1
+
+    @property
     def socket_file(self) -> Path:
         """Where this process answers the others."""
         return self.socket_of(self.number)
 
     def socket_of(self, number: int) -> Path:
         """Where a process answers the others."""
-        return Path(self.folder) / f"{number}.sock"
+        return socket_of(Path(self.folder), number)
+
+
+def socket_of(folder: Path, number: int) -> Path:
+    """Return the socket of a process in the folder of its gateway."""
+    return folder / f"{number}.sock"
 
 
 def read_seat(data: bytes) -> Seat:
@@ -90,3 +100,10 @@ class Siblings:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             log.warning("process %d does not answer path=%s reason=%r", number, path, str(error))
             return None
+
+
+def siblings_of(seat: Seat | None, *, admin_key: str) -> Siblings | None:
+    """Return the other processes, for the one that answers the admin API for all."""
+    if seat is None or seat.is_alone or seat.admin_fd is None:
+        return None
+    return Siblings(seat, admin_key=admin_key)

@@ -151,11 +151,16 @@ def as_responses_error(error: RequestError) -> RequestError:
     return RequestError(error.kind, message, param=shown, retry_after_s=error.retry_after_s)
 
 
+def _is_one_of(value: object, neutral: tuple[object, ...]) -> bool:
+    """Tell whether a value is one of these, and of its type: 0 is not false here."""
+    return any(type(value) is type(one) and value == one for one in neutral)
+
+
 def _refuse(fields: Mapping[str, Any]) -> None:
     for name, value in fields.items():
         if name in _ONLY_CHAT:
             raise _invalid(name, "is not a field of responses")
-        if name in _NEUTRAL and value is not None and value not in _NEUTRAL[name]:
+        if name in _NEUTRAL and value is not None and not _is_one_of(value, _NEUTRAL[name]):
             why = "nothing is stored here: send the whole input, and leave it out"
             raise _invalid(name, "is not supported; " + why)
 

@@ -15,7 +15,7 @@ import aiohttp
 
 from kvindex.foundation.errors import PrefixFleetError
 
-FailureCause = Literal["connect", "timeout", "lost", "stalled", "gave_up", "status"]
+FailureCause = Literal["connect", "timeout", "lost", "stalled", "gave_up", "status", "drained"]
 
 _MAX_ERROR_BYTES = 64 * 1024
 _DRAIN_S = 0.5
@@ -27,9 +27,9 @@ class ReplicaFailure(PrefixFleetError):
     """Raised when a replica did not serve an attempt.
 
     `cause`: it could not be connected, gave no first token in time, went away, stalled, said in
-    its stream that it cannot go on, or answered with `status` (then `body` is what it said). Only
-    what speaks against the replica `trips_breaker`; what would fail on every replica is not
-    `is_retriable`.
+    its stream that it cannot go on, answered with `status` (then `body` is what it said), or was
+    told to end and takes no more (`drained`). Only what speaks against the replica
+    `trips_breaker`; what would fail on every replica is not `is_retriable`.
     """
 
     kind = "replica_lost"
@@ -51,8 +51,8 @@ class ReplicaFailure(PrefixFleetError):
 
     @property
     def trips_breaker(self) -> bool:
-        """Connect errors, time-outs, lost connections and 5xx do; a 4xx never does."""
-        return self.status is None or self.status >= 500
+        """Connect errors, time-outs, lost connections and 5xx do; a 4xx or a drain never does."""
+        return self.cause != "drained" and (self.status is None or self.status >= 500)
 
     @property
     def is_retriable(self) -> bool:

@@ -111,8 +111,15 @@ class FleetView:
         if replica.record is None:
             return False
         now = self._registered.get(replica.id)
-        if now is None or now.record is None or not now.live:
-            return True
+        return now is None or not now.live or self.was_replaced(replica)
+
+    def was_replaced(self, replica: Replica) -> bool:
+        """Say whether another process has taken the place of a registered replica since."""
+        if replica.record is None:
+            return False
+        now = self._registered.get(replica.id)
+        if now is None or now.record is None:
+            return False
         return now.record.epoch != replica.record.epoch
 
     def serving(self, model: str) -> list[Replica]:

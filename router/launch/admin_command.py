@@ -10,7 +10,8 @@ from typing import Any
 
 from kvindex.foundation.arguments import Invocation
 from router.launch.inspect import admin_parser, admin_path, ask
-from router.launch.limit_flags import end_of_day
+from router.launch.key_command import end_of
+from router.launch.limit_flags import add_expiry, end_of_day
 from router.launch.table import table
 
 _ROLES = ("admin", "viewer", "tenant-admin")
@@ -20,7 +21,10 @@ def list_(invocation: Invocation) -> int:
     """List the admin keys, never in clear."""
     parser = admin_parser(invocation, "List the admin keys and their roles.")
     admins = ask(invocation, parser, parser.read(), "/admin/admins").body["admins"]
-    rows = [{name: admin[name] for name in ("alias", "role", "tenant")} for admin in admins]
+    rows = [
+        {name: admin[name] for name in ("alias", "role", "tenant")} | {"expires": end_of(admin)}
+        for admin in admins
+    ]
     print(json.dumps(admins) if invocation.as_json else table(rows))
     return 0
 
@@ -29,9 +33,18 @@ def create(invocation: Invocation) -> int:
     """Make an admin key and print it."""
     parser = admin_parser(invocation, "Make an admin key and print it; it is not shown again.")
     parser.add_argument("alias", help="what it is called in the audit log")
-    parser.add_argument("role", choices=_ROLES)
-    parser.add_argument("--tenant", help="whose keys and usage a tenant-admin is for")
-    parser.add_argument("--expires", metavar="DAY", help="last day (UTC) that it works on")
+    parser.add_argument(
+        "role",
+        choices=_ROLES,
+        metavar="ROLE",
+        help="admin: everything; viewer: reads; tenant-admin: keys and usage of --tenant",
+    )
+    parser.add_argument(
+        "--tenant",
+        metavar="NAME",
+        help="whose keys and usage (default: none; a tenant-admin needs it)",
+    )
+    add_expiry(parser)
     flags = parser.read()
     asked: dict[str, Any] = {"alias": flags.alias, "role": flags.role}
     if flags.tenant is not None:
@@ -49,7 +62,7 @@ def create(invocation: Invocation) -> int:
 def delete(invocation: Invocation) -> int:
     """Remove an admin key."""
     parser = admin_parser(invocation, "Remove an admin key; it is refused at once everywhere.")
-    parser.add_argument("alias")
+    parser.add_argument("alias", help="see `prefixfleet admin list`")
     flags = parser.read()
     path = admin_path("admins", flags.alias)
     body = ask(invocation, parser, flags, path, method="DELETE").body

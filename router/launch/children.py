@@ -6,21 +6,24 @@ replica's Struct mirrors the worker's own by field name, because router may not 
 
 from __future__ import annotations
 
+import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from kvindex.config import RedisConfig
-from kvindex.foundation.tls import SYSTEM, Trust
-from router.config import GatewaySpec
-from router.launch.http_call import answers_ok
+from router.config import GatewaySpec, RouterConfig
+from router.launch.gateway_seats import GatewaySeats, fds_of
+from router.launch.http_call import answers_ok, socket_answers_ok
+from router.launch.process_group import Inherited
 from router.launch.run_dir import RunDirectory, write_private
 from router.launch.supervisor import ChildSpec
 
 GATEWAY = "gateway"
 # Beyond its own drain limit a process needs a moment to close what is open.
-_DRAIN_MARGIN_S = 5.0
+DRAIN_MARGIN_S = 5.0
 
 
 class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +78,17 @@ def url_of(host: str, port: int, *, tls: object = None) -> str:
     return f"{scheme}://{_host_in_url(host)}:{port}"
 
 
+def replica_argv(settings_file: str) -> list[str]:
+    """Return the command of a replica that reads its settings from a file, - for standard input."""
+    return [sys.executable, "-P", "-m", "worker.server.main", "--config-json", settings_file]
+
+
+def replica_environ(settings: ReplicaSettings) -> dict[str, str]:
+    """Return what a replica's environment has beyond that of whoever starts it."""
+    # Threads beyond a replica's share of the cores only slow its neighbours down.
+    return {"OMP_NUM_THREADS": str(settings.num_threads), "HF_HUB_OFFLINE": "1"}
+
+
 def replica_child(run_dir: RunDirectory, settings: ReplicaSettings) -> ChildSpec:
     """Describe one replica; writes its settings file."""
     name = settings.replica_id
@@ -82,27 +96,62 @@ def replica_child(run_dir: RunDirectory, settings: ReplicaSettings) -> ChildSpec
     write_private(file, msgspec.json.encode(settings))
     return ChildSpec(
         name=name,
-        argv=[sys.executable, "-P", "-m", "worker.server.main", "--config-json", str(file)],
+        argv=replica_argv(str(file)),
         log_file=run_dir.log_file(name),
         probe=lambda: answers_ok(f"{settings.advertised_url}/health"),
-        stop_timeout_s=settings.drain_timeout_s + _DRAIN_MARGIN_S,
-        # Threads beyond a replica's share of the cores only slow its neighbours down.
-        environ={"OMP_NUM_THREADS": str(settings.num_threads), "HF_HUB_OFFLINE": "1"},
+        stop_timeout_s=settings.drain_timeout_s + DRAIN_MARGIN_S,
+        environ=replica_environ(settings),
     )
 
 
-def gateway_child(run_dir: RunDirectory, spec: GatewaySpec) -> ChildSpec:
-    """Describe the gateway; it is ready once it sees a replica. Writes its settings file."""
+def gateway_names(router: RouterConfig) -> list[str]:
+    """Return what the processes of the gateway are called, in the order of their seats."""
+    return [GATEWAY, *(f"{GATEWAY}-{number}" for number in range(1, router.processes))]
+
+
+def write_gateway_spec(run_dir: RunDirectory, spec: GatewaySpec) -> Path:
+    """Write the settings file that all processes of the gateway share."""
     file = run_dir.spec_file(GATEWAY)
     write_private(file, msgspec.json.encode(spec))
-    router = spec.router
-    # The admin listener opens last, and asks nobody for a certificate.
-    url = url_of(router.admin_host, router.admin_port, tls=router.tls)
-    trust = Trust(certificate=router.tls.certificate) if router.tls is not None else SYSTEM
+    return file
+
+
+def gateway_child(
+    run_dir: RunDirectory, spec: GatewaySpec, seats: GatewaySeats, number: int
+) -> ChildSpec:
+    """Describe the gateway process of one seat; it is ready once it sees a replica.
+
+    Writes the settings file of the gateway.
+    """
+    name, file = gateway_names(spec.router)[number], write_gateway_spec(run_dir, spec)
+    socket_file = seats.socket_file(number)
+    before = _identity(socket_file)
+
+    def hand_over() -> Inherited:
+        seat = seats.seat(number)
+        return Inherited(msgspec.json.encode(seat), fds_of(seat))
+
+    def on_end(num_ends: int) -> None:
+        if num_ends > 1:
+            seats.give_up(number)
+
     return ChildSpec(
-        name=GATEWAY,
-        argv=[sys.executable, "-P", "-m", "router.gateway", "--config-json", str(file)],
-        log_file=run_dir.log_file(GATEWAY),
-        probe=lambda: answers_ok(f"{url}/ready", trust=trust),
-        stop_timeout_s=router.drain_timeout_s + _DRAIN_MARGIN_S,
+        name=name,
+        argv=[sys.executable, "-P", "-m", "router.gateway", "--seat", "--config-json", str(file)],
+        log_file=run_dir.log_file(name),
+        # Its socket opens last; one that was there before is its predecessor's.
+        probe=lambda: _identity(socket_file) != before and socket_answers_ok(socket_file, "/ready"),
+        stop_timeout_s=spec.router.drain_timeout_s + DRAIN_MARGIN_S,
+        retire_signal=signal.SIGUSR1,
+        hand_over=hand_over,
+        on_end=on_end,
     )
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    """Return what differs between two files of one name, None when there is none."""
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_ctime_ns

@@ -13,10 +13,12 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from kvindex.foundation import config_reference
 from kvindex.foundation.config_loader import LoadedConfig, load_config
 from kvindex.foundation.errors import ConfigError
 from router.config import ConfigSource, RouterConfig, TenantConfig
 from router.policy.registry import build_policy
+from router.tenancy.tenants import TenantDirectory
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -32,15 +34,18 @@ SECTIONS: Mapping[str, str] = {
 
 
 class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many replicas `up` starts here, where it keeps its files, and how it restarts them.
+    """How many replicas `up` starts and where, where it keeps its files, how it restarts them.
 
     A process that ends by itself is started again after `backoff_initial_s`, doubled at each end
     up to `backoff_max_s`; more than `restart_budget` ends within `restart_window_s` end the fleet
-    with exit code 4. `executor` "scripted" gives deterministic tokens without a model, for tests;
-    `scripted` sizes it, with the fields of `ScriptedModel` in worker/core/spec.py.
+    with exit code 4. `launcher` "local" starts the replicas on this machine, "ray" has Ray place
+    them on the nodes of its cluster. `executor` "scripted" gives deterministic tokens without a
+    model, for tests; `scripted` sizes it, with the fields of `ScriptedModel` in
+    worker/core/spec.py.
     """
 
     replicas: Annotated[int, msgspec.Meta(ge=1)] = 2
+    launcher: Literal["local", "ray"] = "local"
     run_dir: str = ".prefixfleet"
     executor: Literal["model", "scripted"] = "model"
     scripted: dict[str, Any] = {}
@@ -58,8 +63,15 @@ def load_fleet_config(
     if file is None and demo:
         file = demo_config_file()
     config = load_config(SECTIONS, file=file, environ=os.environ, overrides=overrides)
-    _check_policies(config, str(file) if file is not None else "defaults")
+    source = str(file) if file is not None else "defaults"
+    _check_tenants(config, source)
+    _check_policies(config, source)
     return config
+
+
+def default_of(setting: str) -> str:
+    """Return what the setting at a dotted path is where nobody sets it."""
+    return config_reference.default_of(SECTIONS, setting)
 
 
 def config_source(
@@ -71,6 +83,14 @@ def config_source(
     return ConfigSource(
         file=None if file is None else str(file.absolute()), overrides=dict(overrides)
     )
+
+
+def _check_tenants(config: LoadedConfig, source: str) -> None:
+    """Raise ConfigError for names and keys that are there twice."""
+    try:
+        TenantDirectory(config.entries("tenants", TenantConfig))
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
 
 
 def _check_policies(config: LoadedConfig, source: str) -> None:

@@ -48,5 +48,5 @@ def reload(invocation: Invocation) -> int:
         return 0
     print(f"configuration {body['result']}, version {body['version']}")
     for setting in body["needs_restart"]:
-        print(f"not before a restart: {setting}")
+        print(f"not before a restart (`prefixfleet reload`): {setting}")
     return 0

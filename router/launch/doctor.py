@@ -26,6 +26,7 @@ from router.config import RouterConfig
 from router.launch import embedded_redis
 from router.launch.config import FleetConfig, load_fleet_config
 from router.launch.ports import is_free
+from router.launch.ray_plan import look_at_cluster, settle_on_ray
 from router.launch.run_dir import RunDirectory
 from router.launch.shadowing import shadowed_packages
 from router.tls import WARN_BEFORE_DAYS, load_certificate
@@ -47,10 +48,18 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 def doctor(invocation: Invocation) -> int:
     """Run all checks; 0 unless one failed, then 1."""
     parser = CommandParser(invocation, "Check that this machine can run a fleet.")
-    parser.override("--port", "router.port", type=int, help="port to check")
-    parser.override("--admin-port", "router.admin_port", type=int, help="admin port to check")
-    parser.override("--model", "worker.model", help="model to check")
-    parser.override("--run-dir", "fleet.run_dir", help="run directory to check")
+    parser.override("--port", "router.port", type=int, help="port of the API that must be free")
+    parser.override(
+        "--admin-port",
+        "router.admin_port",
+        type=int,
+        metavar="PORT",
+        help="port of the admin API, likewise",
+    )
+    parser.override(
+        "--model", "worker.model", metavar="FOLDER", help="a Hugging Face folder, or `demo`"
+    )
+    parser.override("--run-dir", "fleet.run_dir", metavar="DIR", help="where files would go")
     overrides = parser.overrides(parser.read())
     config = load_fleet_config(invocation.config_file, overrides, demo=True)
     findings = list(examine(config))
@@ -75,6 +84,7 @@ def examine(config: LoadedConfig) -> Iterator[Finding]:
         _open_files,
         _run_dir,
         _model,
+        _ray,
     ]
     for check in checks:
         yield from check(config)
@@ -208,3 +218,17 @@ def _model(config: LoadedConfig) -> Iterator[Finding]:
         detail=detail,
         remedy="" if found else remedy,
     )
+
+
+def _ray(config: LoadedConfig) -> Iterator[Finding]:
+    """Look whether there is a cluster that the replicas fit, where they are to run on one."""
+    if config.section("fleet", FleetConfig).launcher != "ray":
+        return
+    said: list[str] = []
+    try:
+        settle_on_ray(config, look_at_cluster(), say=said.append)
+    except PrefixFleetError as error:
+        yield Finding(check="ray", status="failed", detail=str(error))
+        return
+    has_room = len(said) == 1
+    yield Finding(check="ray", status="ok" if has_room else "warning", detail="; ".join(said))

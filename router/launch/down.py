@@ -22,7 +22,13 @@ _POLL_S = 0.05
 def run_dir_parser(invocation: Invocation, description: str) -> CommandParser:
     """Return a parser that knows `--run-dir`, as every command about a running fleet does."""
     parser = CommandParser(invocation, description)
-    parser.override("--run-dir", "fleet.run_dir", help="run directory of the fleet")
+    parser.override(
+        "--run-dir",
+        "fleet.run_dir",
+        group=parser.add_argument_group("which fleet"),
+        metavar="DIR",
+        help="its run directory",
+    )
     return parser
 
 
@@ -35,7 +41,9 @@ def find_run_dir(invocation: Invocation, overrides: dict[str, object]) -> RunDir
 def down(invocation: Invocation) -> int:
     """Stop a fleet and wait until it is gone."""
     parser = run_dir_parser(invocation, "Stop the fleet of a run directory and wait for its end.")
-    parser.add_argument("--timeout", type=float, default=90.0, help="seconds before killing it")
+    parser.add_argument(
+        "--timeout", type=float, default=90.0, metavar="SECONDS", help="time to drain, then kill it"
+    )
     flags = parser.read()
     run_dir = find_run_dir(invocation, parser.overrides(flags))
     pid = run_dir.owner_pid()
@@ -68,7 +76,7 @@ def _wait_gone(run_dir: RunDirectory, timeout_s: float) -> bool:
 def pids(file: FleetFile) -> dict[str, int]:
     """Return the pids that a fleet file names, by process."""
     known = {replica.id: replica.pid for replica in file.replicas}
-    known |= {"gateway": file.gateway.pid, "redis": file.redis.pid}
+    known |= {**file.gateway.pids, "redis": file.redis.pid}
     return {name: pid for name, pid in known.items() if pid is not None}
 
 

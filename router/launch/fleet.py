@@ -1,4 +1,4 @@
-"""Runs a planned fleet in the foreground: start in order, keep up, note pids, drain, end.
+"""Runs a planned fleet in the foreground: start in order, keep up, reload when asked, drain, end.
 
 Redis comes first and goes last; replicas before the gateway, which goes first. It decides order
 and reports progress; keeping single processes alive is the supervisor's.
@@ -13,13 +13,13 @@ from typing import Any
 
 from kvindex.redis_connect import check_server, connect
 from router.launch import embedded_redis
-from router.launch.children import GATEWAY, gateway_child, replica_child
+from router.launch.control import Control
 from router.launch.fleet_file import FleetFile, write_fleet_file
+from router.launch.live_fleet import LiveFleet
 from router.launch.plan import FleetPlan
 from router.launch.progress import Progress
-from router.launch.restart import RestartPolicy
+from router.launch.reload import Reloader
 from router.launch.run_dir import RunDirectory
-from router.launch.supervisor import Supervisor
 
 EXIT_INTERRUPTED = 130
 # Long enough to load a large append-only file.
@@ -38,19 +38,12 @@ class Fleet:
         progress: Progress,
         on_ready: Callable[[], None],
     ) -> None:
-        self._plan = plan
-        self._file = file
         self._run_dir = run_dir
         self._progress = progress
         self._on_ready = on_ready
-        fleet = plan.fleet
-        policy = RestartPolicy(
-            fleet.backoff_initial_s,
-            fleet.backoff_max_s,
-            fleet.restart_budget,
-            fleet.restart_window_s,
-        )
-        self._supervisor = Supervisor(policy, on_pid=self._note_pid, say=progress.say)
+        self._live = LiveFleet(plan, file, run_dir=run_dir, say=progress.say)
+        self._supervisor = self._live.supervisor
+        self._control = Control(run_dir.control_socket, Reloader(self._live).reload)
         self._stop_signal: asyncio.Future[signal.Signals] = (
             asyncio.get_running_loop().create_future()
         )
@@ -67,6 +60,7 @@ class Fleet:
         finally:
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
+            await self._control.close()
             await self._stop()
         return EXIT_INTERRUPTED if self._stop_signal.result() is signal.SIGINT else 0
 
@@ -85,29 +79,32 @@ class Fleet:
 
     async def _serve(self) -> None:
         """Start everything in order, then watch; returns only by raising."""
-        timeout_s = self._plan.fleet.ready_timeout_s
+        live, timeout_s = self._live, self._live.plan.fleet.ready_timeout_s
         self._run_dir.create_socket_dir()
         await self._start_redis()
-        names = [replica.replica_id for replica in self._plan.replicas]
-        self._progress.say(f"replicas: {len(names)} of {self._file.model} …")
-        for settings in self._plan.replicas:
-            self._supervisor.start(replica_child(self._run_dir, settings))
-        await self._supervisor.wait_ready(names, timeout_s=timeout_s)
+        self._progress.say(f"replicas: {len(live.plan.replicas)} of {live.file.model} …")
+        for settings in live.plan.replicas:
+            self._supervisor.start(live.replica_child(settings))
+        await self._supervisor.wait_ready(live.replica_names, timeout_s=timeout_s)
         self._progress.say("gateway …")
-        self._supervisor.start(gateway_child(self._run_dir, self._plan.gateway))
-        await self._supervisor.wait_ready([GATEWAY], timeout_s=timeout_s)
-        self._file.ready = True
-        write_fleet_file(self._run_dir, self._file)
+        live.seats.open()
+        for number in range(live.plan.gateway.router.processes):
+            self._supervisor.start(live.gateway_child(number))
+        await self._supervisor.wait_ready(live.gateway_names, timeout_s=timeout_s)
+        await self._control.start()
+        live.file.ready = True
+        write_fleet_file(self._run_dir, live.file)
         self._on_ready()
         await self._supervisor.wait_failure()
 
     async def _start_redis(self) -> None:
-        if self._plan.starts_redis:
+        plan = self._live.plan
+        if plan.starts_redis:
             self._progress.say("embedded Redis …")
             self._supervisor.start(embedded_redis.child_spec(self._run_dir))
             await self._supervisor.wait_ready([embedded_redis.NAME], timeout_s=_REDIS_READY_S)
-        for url, must_persist in self._plan.stores:
-            client = connect(url, self._plan.redis)
+        for url, must_persist in plan.stores:
+            client = connect(url, plan.redis)
             try:
                 warnings = await check_server(client, must_persist=must_persist)
             finally:
@@ -116,20 +113,13 @@ class Fleet:
                 self._progress.say(f"warning: {warning}")
 
     async def _stop(self) -> None:
-        replicas = [replica.replica_id for replica in self._plan.replicas]
-        await self._supervisor.stop_all([[GATEWAY], replicas, [embedded_redis.NAME]])
+        live = self._live
+        live.seats.close()
+        await self._supervisor.stop_all(
+            [live.gateway_names, live.replica_names, [embedded_redis.NAME]]
+        )
         self._run_dir.remove_sockets()
-        if self._file.ready:
-            self._file.clear()
-            write_fleet_file(self._run_dir, self._file)
+        if live.file.ready:
+            live.file.clear()
+            write_fleet_file(self._run_dir, live.file)
         self._progress.say("stopped: no process is left")
-
-    def _note_pid(self, process: str, pid: int | None) -> None:
-        self._file.set_pid(process, pid)
-        if not self._file.ready:
-            return
-        try:
-            write_fleet_file(self._run_dir, self._file)
-        except OSError as error:
-            # The fleet goes on serving; only what the file says of pids is out of date.
-            self._progress.say(f"warning: cannot rewrite {self._run_dir.fleet_file}: {error}")

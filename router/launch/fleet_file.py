@@ -37,9 +37,15 @@ class TlsEntry(msgspec.Struct, kw_only=True):
 
 
 class GatewayEntry(msgspec.Struct, kw_only=True):
-    """The gateway process."""
+    """The gateway's first process, and the others of it by name."""
 
     pid: int | None = None
+    others: dict[str, int | None] = {}
+
+    @property
+    def pids(self) -> dict[str, int | None]:
+        """Every process of it by name."""
+        return {"gateway": self.pid, **self.others}
 
 
 class FleetFile(msgspec.Struct, kw_only=True):
@@ -70,9 +76,11 @@ class FleetFile(msgspec.Struct, kw_only=True):
         return SYSTEM if self.tls is None else Trust(certificate=self.tls.certificate)
 
     def set_pid(self, process: str, pid: int | None) -> None:
-        """Note the pid of a process by its name: `gateway`, `redis` or a replica id."""
+        """Note the pid of a process: `gateway`, `gateway-1`, …, `redis` or a replica id."""
         if process == "gateway":
             self.gateway.pid = pid
+        elif process in self.gateway.others:
+            self.gateway.others[process] = pid
         elif process == "redis":
             self.redis.pid = pid
         else:
@@ -80,10 +88,17 @@ class FleetFile(msgspec.Struct, kw_only=True):
                 if replica.id == process:
                     replica.pid = pid
 
+    def set_url(self, replica_id: str, url: str) -> None:
+        """Note where a replica is that was placed elsewhere than planned."""
+        for replica in self.replicas:
+            if replica.id == replica_id:
+                replica.url = url
+
     def clear(self) -> None:
         """Note that nothing runs any more."""
         self.ready, self.pid = False, None
-        for process in ("gateway", "redis", *(replica.id for replica in self.replicas)):
+        replicas = [replica.id for replica in self.replicas]
+        for process in (*self.gateway.pids, "redis", *replicas):
             self.set_pid(process, None)
 
 

@@ -23,20 +23,12 @@ from router.launch.config import FleetConfig, config_source, load_fleet_config
 from router.launch.plan import settle_router
 from router.launch.run_dir import RunDirectory, write_private
 from router.launch.secrets import load_or_create_secrets
+from router.policy.registry import POLICIES
 
 
 def gateway(invocation: Invocation) -> NoReturn:
     """Serve until a signal; does not return."""
-    parser = CommandParser(invocation, "Run a gateway in front of engines that already serve.")
-    parser.add_argument(
-        "--replica", action="append", default=[], metavar="URL", help="an engine; may be repeated"
-    )
-    parser.override("--host", "router.host", help="address of the API")
-    parser.override("--port", "router.port", type=int, help="port of the API, 0 for a free one")
-    parser.override("--admin-port", "router.admin_port", type=int, help="port of the admin API")
-    parser.override("--redis", "redis.index_url", help="index of replicas that register")
-    parser.override("--policy", "router.default_policy", help="how replicas are chosen")
-    parser.override("--run-dir", "fleet.run_dir", help="where secrets and settings go")
+    parser = _parser(invocation)
     flags = parser.read()
     overrides = parser.overrides(flags)
     if flags.replica:
@@ -51,6 +43,42 @@ def gateway(invocation: Invocation) -> NoReturn:
     _announce(spec, run_dir)
     argv = [sys.executable, "-P", "-m", "router.gateway", "--config-json", str(file)]
     os.execv(sys.executable, argv)
+
+
+def _parser(invocation: Invocation) -> CommandParser:
+    parser = CommandParser(invocation, "Run a gateway in front of engines that already serve.")
+    parser.add_argument(
+        "--replica",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="an engine that serves already; may be repeated (default: router.replicas)",
+    )
+    parser.override("--host", "router.host", metavar="ADDRESS", help="where the API listens")
+    parser.override("--port", "router.port", type=int, help="port of the API, 0 for a free one")
+    parser.override(
+        "--admin-port",
+        "router.admin_port",
+        type=int,
+        metavar="PORT",
+        help="port of the admin API, 0 likewise",
+    )
+    parser.override(
+        "--redis",
+        "redis.index_url",
+        metavar="URL",
+        help="index of the replicas that register; `embedded`: none",
+    )
+    parser.override(
+        "--policy",
+        "router.default_policy",
+        metavar="NAME",
+        help=f"how replicas are chosen: {', '.join(sorted(POLICIES))}",
+    )
+    parser.override(
+        "--run-dir", "fleet.run_dir", metavar="DIR", help="where secrets and settings go"
+    )
+    return parser
 
 
 def gateway_spec(config: LoadedConfig, run_dir: RunDirectory) -> GatewaySpec:

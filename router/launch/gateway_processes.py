@@ -1,18 +1,15 @@
 """Keeps the processes of one gateway running on one port: the parent of `router.processes` > 1.
 
-It owns the listeners, one for each process on the same port (SO_REUSEPORT), so that a connection
-which waits for a process that died is served by the next one in its seat. It serves nothing itself.
+It has a seat for each of them, so that a connection which waits for a process that died is served
+by the next one. It serves nothing itself; under `prefixfleet up` the supervisor has the seats.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import secrets
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -23,26 +20,25 @@ import msgspec
 
 from kvindex.config import EMBEDDED
 from kvindex.foundation.die_with_parent import wrap
-from kvindex.foundation.errors import ConfigError, DependencyError
+from kvindex.foundation.errors import ConfigError
 from router.config import GatewaySpec
+from router.launch.gateway_seats import GatewaySeats, fds_of
 from router.launch.process_group import in_words, send_signal
 from router.launch.restart import RestartHistory, RestartPolicy
 from router.launch.supervisor import FINAL_EXIT_CODES, ChildFailedError, wait_event
-from router.seat import Recording, Seat
+from router.seat import Seat
 
 log = logging.getLogger("prefixfleet.router.processes")
 
-BACKLOG = 2048
 _POLICY = RestartPolicy(initial_s=0.2, max_s=10.0, budget=20, window_s=300.0)
 _DRAIN_MARGIN_S = 3.0
 
 
 @dataclass(slots=True)
 class _Place:
-    """One seat: its listener, which outlives its processes, and the process in it now."""
+    """One seat, and the process in it now."""
 
     number: int
-    listener: socket.socket
     history: RestartHistory = field(default_factory=lambda: RestartHistory(_POLICY))
     pid: int | None = None
 
@@ -63,10 +59,9 @@ class GatewayProcesses:
         self._spec = spec
         self._spec_file = spec_file
         self._folder = Path(tempfile.mkdtemp(prefix="prefixfleet-gw-"))
-        self._recording = Recording(key=secrets.token_bytes(32), started_at=time.monotonic())
+        self._seats = GatewaySeats(spec.router, self._folder)
         self._stopping = asyncio.Event()
-        self._places: list[_Place] = []
-        self._admin: socket.socket | None = None
+        self._places = [_Place(number) for number in range(spec.router.processes)]
 
     async def run(self) -> None:
         """Run until SIGTERM or SIGINT, then let all drain.
@@ -76,31 +71,15 @@ class GatewayProcesses:
         """
         self._watch_signals()
         try:
-            self._open_listeners()
+            self._seats.open()
             async with asyncio.TaskGroup() as group:
                 for place in self._places:
                     group.create_task(self._keep(place))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         finally:
-            self._close_listeners()
+            self._seats.close()
             shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _open_listeners(self) -> None:
-        config = self._spec.router
-        self._admin = listen(config.admin_host, config.admin_port, shared=False)
-        # A port that may be shared is taken only by whoever finds it free first.
-        listen(config.host, config.port, shared=False).close()
-        first = listen(config.host, config.port, shared=True)
-        port = first.getsockname()[1]
-        listeners = [first]
-        listeners += [listen(config.host, port, shared=True) for _ in range(config.processes - 1)]
-        self._places = [_Place(number, one) for number, one in enumerate(listeners)]
-
-    def _close_listeners(self) -> None:
-        for listener in (self._admin, *(place.listener for place in self._places)):
-            if listener is not None:
-                listener.close()
 
     def _watch_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -111,7 +90,7 @@ class GatewayProcesses:
     def _stop(self) -> None:
         """Let every process drain. Who is still accepted is answered by those that drain."""
         self._stopping.set()
-        self._close_listeners()
+        self._seats.close()
         self._tell(signal.SIGTERM)
 
     def _tell(self, number: signal.Signals) -> None:
@@ -122,7 +101,7 @@ class GatewayProcesses:
     async def _keep(self, place: _Place) -> None:
         """Have a process in a seat until the end; raise ChildFailedError when none stays."""
         while not self._stopping.is_set():
-            seat = self._seat(place)
+            seat = self._seats.seat(place.number)
             seat.socket_file.unlink(missing_ok=True)
             process = await self._spawn(seat)
             place.pid = process.pid
@@ -136,9 +115,8 @@ class GatewayProcesses:
     async def _spawn(self, seat: Seat) -> asyncio.subprocess.Process:
         argv = [sys.executable, "-P", "-m", "router.gateway", "--seat"]
         argv += ["--config-json", str(self._spec_file)]
-        fds = [fd for fd in (seat.client_fd, seat.admin_fd) if fd is not None]
         process = await asyncio.create_subprocess_exec(
-            *wrap(argv, signal.SIGTERM), stdin=asyncio.subprocess.PIPE, pass_fds=fds
+            *wrap(argv, signal.SIGTERM), stdin=asyncio.subprocess.PIPE, pass_fds=fds_of(seat)
         )
         assert process.stdin is not None, "asked for"
         process.stdin.write(msgspec.json.encode(seat))
@@ -172,51 +150,6 @@ class GatewayProcesses:
         if delay_s is None:
             raise ChildFailedError(f"{how} and has used up its restarts", exit_code=1)
         log.warning("%s; another one in %g s", how, delay_s)
-        gives_up = len(place.history.ends) > 1
-        if gives_up:
-            port = place.listener.getsockname()[1]
-            place.listener.close()
+        if len(place.history.ends) > 1:
+            self._seats.give_up(place.number)
         await wait_event(self._stopping, delay_s)
-        if gives_up and not self._stopping.is_set():
-            place.listener = listen(self._spec.router.host, port, shared=True)
-
-    def _seat(self, place: _Place) -> Seat:
-        admin = self._admin if place.number == 0 else None
-        return Seat(
-            number=place.number,
-            num_processes=self._spec.router.processes,
-            client_fd=place.listener.fileno(),
-            admin_fd=admin.fileno() if admin is not None else None,
-            folder=str(self._folder),
-            recording=self._recording,
-        )
-
-
-def listen(host: str, port: int, *, shared: bool) -> socket.socket:
-    """Return a socket that listens; `shared`: others may listen on the same port.
-
-    Raises DependencyError when the port is taken.
-    """
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise port_taken(host, port, error) from None
-    listener.setblocking(False)
-    return listener
-
-
-def port_taken(host: str, port: int, error: OSError) -> DependencyError:
-    """Return what to raise when a listener cannot be opened."""
-    return DependencyError(
-        f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; stop what uses it, "
-        "or choose another port"
-    )

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvindex.foundation.errors import ConfigError, DependencyError
@@ -32,6 +34,31 @@ def answers_ok(url: str, *, trust: Trust = SYSTEM) -> bool:
         return call(url, timeout_s=_PROBE_TIMEOUT_S, trust=trust).status == 200
     except (DependencyError, ConfigError):
         return False
+
+
+def socket_answers_ok(file: Path, path: str) -> bool:
+    """Tell whether a GET over a Unix socket is answered with 200."""
+    connection = _SocketConnection(file)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+class _SocketConnection(http.client.HTTPConnection):
+    """HTTP to a server on this machine that listens on a file."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__("localhost", timeout=_PROBE_TIMEOUT_S)
+        self._file = file
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._file))
 
 
 def call(

@@ -38,12 +38,29 @@ def bridge(invocation: Invocation) -> int:
     """Follow an engine until interrupted."""
     parser = index_parser(invocation, "Follow a vLLM's KV events into the index.")
     parser.add_argument("--engine", required=True, metavar="URL", help="the engine's API")
-    parser.add_argument("--events", default=AUTO, help="tcp://HOST:PORT (default: ask the engine)")
-    parser.add_argument("--replay", help="tcp://HOST:PORT (default: ask the engine)")
-    parser.add_argument("--name", help="replica id (default: host and port)")
-    parser.add_argument("--tokenizer", metavar="FOLDER", help="where tokenizer.json is")
-    parser.add_argument("--data-parallel-size", type=int, default=1, help="engine cores")
-    parser.add_argument("--api-key-env", metavar="NAME", help="variable with the engine's key")
+    parser.add_argument(
+        "--events",
+        default=AUTO,
+        metavar="ENDPOINT",
+        help=f"where it publishes, tcp://HOST:PORT; `{AUTO}` asks the engine",
+    )
+    parser.add_argument(
+        "--replay",
+        metavar="ENDPOINT",
+        help="where it repeats events, tcp://HOST:PORT (default: ask the engine)",
+    )
+    parser.add_argument("--name", help="its id as a replica (default: host and port)")
+    parser.add_argument(
+        "--tokenizer",
+        metavar="FOLDER",
+        help="where tokenizer.json is (default: as the engine says)",
+    )
+    parser.add_argument(
+        "--data-parallel-size", type=int, default=1, metavar="N", help="its engine cores"
+    )
+    parser.add_argument(
+        "--api-key-env", metavar="NAME", help="variable with the engine's key (default: no key)"
+    )
     flags = parser.read()
     replica = _replica(flags)
     location = locate(invocation, parser, flags)

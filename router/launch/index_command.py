@@ -41,8 +41,12 @@ def watch(invocation: Invocation) -> int:
     With --json, one object a line.
     """
     parser = index_parser(invocation, "Show what the index holds, again and again.")
-    parser.add_argument("--interval", type=float, default=1.0, help="seconds between (default 1)")
-    parser.add_argument("--count", type=int, help="how often (default: until interrupted)")
+    parser.add_argument(
+        "--interval", type=float, default=1.0, metavar="SECONDS", help="time between two looks"
+    )
+    parser.add_argument(
+        "--count", type=int, metavar="N", help="how many looks (default: until interrupted)"
+    )
     flags = parser.read()
     location = locate(invocation, parser, flags)
     num_shown = 0

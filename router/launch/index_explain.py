@@ -21,11 +21,19 @@ _TEXT_WIDTH = 60
 def explain(invocation: Invocation) -> int:
     """Explain a prompt given as text, as `-` (standard input), or as token ids."""
     parser = admin_parser(invocation, "Show how much of a prompt each replica holds.")
-    parser.add_argument("prompt", nargs="?", help="the text; - reads it from standard input")
-    parser.add_argument("--ids", help="token ids instead of a text: 12,7,99")
-    parser.add_argument("--tenant", help="whose cache salt counts (needed if there are several)")
-    parser.add_argument("--model", help="the served name (needed if there are several)")
-    parser.add_argument("--cache-salt", help="the salt that the client would send")
+    parser.add_argument(
+        "prompt", nargs="?", help="the text; - reads it from standard input (default: --ids)"
+    )
+    parser.add_argument(
+        "--ids", metavar="N,N,…", help="token ids such as 12,7,99 (default: PROMPT)"
+    )
+    parser.add_argument(
+        "--tenant", metavar="NAME", help="whose cache salt counts (default: the only one)"
+    )
+    parser.add_argument("--model", metavar="NAME", help="the served name (default: the only one)")
+    parser.add_argument(
+        "--cache-salt", metavar="TEXT", help="the salt that the client would send (default: none)"
+    )
     flags = parser.read()
     wanted = {"prompt": _prompt(flags)}
     for field in ("tenant", "model", "cache_salt"):
@@ -50,8 +58,8 @@ def _prompt(flags: argparse.Namespace) -> str | list[int]:
         return sys.stdin.read() if flags.prompt == "-" else str(flags.prompt)
     try:
         return [int(token) for token in flags.ids.replace(",", " ").split()]
-    except ValueError as error:
-        raise ConfigError(f"--ids: {error}; write token ids as 12,7,99") from None
+    except ValueError:
+        raise ConfigError(f"--ids {flags.ids}: token ids, such as 12,7,99") from None
 
 
 def _row(holding: dict[str, Any]) -> dict[str, object]:

@@ -21,7 +21,7 @@ from kvindex.registry import ReplicaRecord, pool_id
 from router.launch.config import load_fleet_config
 from router.launch.down import find_run_dir, run_dir_parser
 from router.launch.fleet_file import require_running
-from router.launch.secrets import FleetSecrets, load_secrets
+from router.launch.secrets import FleetSecrets, load_secrets, shared_secrets
 
 
 class IndexLocation(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,13 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
 def index_parser(invocation: Invocation, description: str) -> CommandParser:
     """Return a parser for commands that look into the index itself."""
     parser = run_dir_parser(invocation, description)
-    parser.override("--redis", "redis.index_url", help="index to look at, instead of the fleet's")
+    parser.override(
+        "--redis",
+        "redis.index_url",
+        group=parser.add_argument_group("which index"),
+        metavar="URL",
+        help="its Redis; `embedded` is that of the fleet that runs",
+    )
     return parser
 
 
@@ -61,7 +67,8 @@ def locate(
     config = load_fleet_config(invocation.config_file, overrides, demo=True)
     redis = config.section("redis", RedisConfig)
     url = require_running(run_dir).redis.url if redis.index_url == EMBEDDED else redis.index_url
-    return IndexLocation(url=url, redis=redis, secrets=load_secrets(run_dir))
+    secrets = shared_secrets() or load_secrets(run_dir)
+    return IndexLocation(url=url, redis=redis, secrets=secrets)
 
 
 @asynccontextmanager

@@ -23,6 +23,7 @@ from router.launch.http_call import CALL_TIMEOUT_S, Answer, answers_ok, call
 from router.launch.table import table
 
 ADMIN_KEY_VARIABLE = "PREFIXFLEET_ADMIN_KEY"
+_INVALID, _UNAUTHORIZED = 400, 401
 
 
 def status(invocation: Invocation) -> int:
@@ -46,12 +47,19 @@ def status(invocation: Invocation) -> int:
 def logs(invocation: Invocation) -> int:
     """Print the last lines of one log, or where all logs are."""
     parser = run_dir_parser(invocation, "Print where the logs are, or the last lines of one.")
-    parser.add_argument("process", nargs="?", help="gateway, redis, replica-0, …")
-    parser.add_argument("--lines", type=int, default=50, help="how many lines (default 50)")
+    parser.add_argument(
+        "process", nargs="?", help="gateway, redis, replica-0, … (default: where all logs are)"
+    )
+    parser.add_argument("--lines", type=int, default=50, metavar="N", help="how many lines")
     flags = parser.read()
-    fleet = read_fleet_file(find_run_dir(invocation, parser.overrides(flags)))
+    if flags.lines < 1:
+        raise ConfigError(f"--lines {flags.lines}: expected 1 or more")
+    run_dir = find_run_dir(invocation, parser.overrides(flags))
+    fleet = read_fleet_file(run_dir)
     if fleet is None:
-        raise DependencyError("no fleet has run there yet; name its directory with --run-dir")
+        raise DependencyError(
+            f"no fleet has run in {run_dir.path} yet; name its directory with --run-dir"
+        )
     if flags.process is None:
         _print([{"process": name, "log": path} for name, path in fleet.logs.items()], invocation)
         return 0
@@ -108,9 +116,14 @@ def _replica_row(replica: dict[str, Any]) -> dict[str, object]:
 def admin_parser(invocation: Invocation, description: str) -> CommandParser:
     """Return a parser for commands that ask a gateway's admin API."""
     parser = run_dir_parser(invocation, description)
-    parser.add_argument("--admin-url", help="admin API of a gateway, instead of --run-dir")
-    parser.add_argument("--ca", metavar="FILE", help="authorities that may vouch for --admin-url")
-    parser.add_argument("--admin-key", help=f"its key (default: the variable {ADMIN_KEY_VARIABLE})")
+    group = parser.add_argument_group("a gateway elsewhere")
+    group.add_argument("--admin-url", metavar="URL", help="its admin API (default: the fleet's)")
+    group.add_argument(
+        "--ca", metavar="FILE", help="authorities for an https URL (default: the system's)"
+    )
+    group.add_argument(
+        "--admin-key", metavar="KEY", help=f"its key (default: the variable {ADMIN_KEY_VARIABLE})"
+    )
     return parser
 
 
@@ -129,19 +142,34 @@ def ask(
     body: object = None,
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> Answer:
-    """Call the admin API; raise PrefixFleetError with its message unless it answers 200 or 201."""
+    """Call the admin API; raise PrefixFleetError with its message unless it answers 200 or 201.
+
+    ConfigError where what was asked for makes no sense, or the key is none.
+    """
     if flags.admin_url is not None:
-        url, trust = flags.admin_url.rstrip("/"), Trust(ca=flags.ca)
-        key = flags.admin_key or os.environ.get(ADMIN_KEY_VARIABLE)
+        url, key, trust = _elsewhere(flags)
     else:
         fleet = require_running(find_run_dir(invocation, parser.overrides(flags)))
         url, key, trust = fleet.admin_url, fleet.admin_key, fleet.trust
     answer = call(
         f"{url}{path}", key=key, method=method, body=body, timeout_s=timeout_s, trust=trust
     )
-    if answer.status not in (200, 201) or answer.body is None:
-        raise PrefixFleetError(refusal(answer) or f"the admin API answered {answer.status}")
-    return answer
+    if answer.status in (200, 201) and answer.body is not None:
+        return answer
+    reason = refusal(answer) or f"the admin API answered {answer.status}"
+    if answer.status == _UNAUTHORIZED:
+        raise ConfigError(f"{reason}: --admin-key, or the variable {ADMIN_KEY_VARIABLE}")
+    raise ConfigError(reason) if answer.status == _INVALID else PrefixFleetError(reason)
+
+
+def _elsewhere(flags: argparse.Namespace) -> tuple[str, str | None, Trust]:
+    """Return URL, key and trust of the gateway that flags name; ConfigError when they are none."""
+    url, key = flags.admin_url.rstrip("/"), flags.admin_key or os.environ.get(ADMIN_KEY_VARIABLE)
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"--admin-url {url}: expected http://HOST:PORT or https://HOST:PORT")
+    if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
+        raise ConfigError("--admin-key: a key has neither blanks nor letters beyond ASCII")
+    return url, key, Trust(ca=flags.ca)
 
 
 def refusal(answer: Answer) -> str | None:

@@ -12,14 +12,24 @@ from typing import Any
 from kvindex.foundation.arguments import CommandParser, Invocation
 from kvindex.foundation.errors import ConfigError
 from router.launch.inspect import admin_parser, admin_path, ask
-from router.launch.limit_flags import add_limits, add_models, end_of_day, limits_of, models_of
+from router.launch.limit_flags import (
+    add_expiry,
+    add_limits,
+    add_models,
+    end_of_day,
+    limits_of,
+    models_of,
+)
 from router.launch.table import table
+
+_MAX_GRACE_HOURS = 90 * 24
+TENANT_HELP = "name of a tenant, see `prefixfleet tenant list`"
 
 
 def list_(invocation: Invocation) -> int:
     """List the keys of one tenant, or of all."""
     parser = admin_parser(invocation, "List keys: alias, owner, expiry; never the keys themselves.")
-    parser.add_argument("tenant", nargs="?", help="only those of one tenant")
+    parser.add_argument("tenant", nargs="?", help="only those of one tenant (default: all)")
     flags = parser.read()
     tenants = ask(invocation, parser, flags, "/admin/tenants").body["tenants"]
     keys = [key for shown in tenants for key in shown["keys"]]
@@ -34,11 +44,15 @@ def list_(invocation: Invocation) -> int:
 def create(invocation: Invocation) -> int:
     """Make a key and print it."""
     parser = admin_parser(invocation, "Make a key and print it; it is not shown again.")
-    parser.add_argument("tenant")
+    parser.add_argument("tenant", help=TENANT_HELP)
     parser.add_argument("alias", help="what the key is called in bills and logs")
-    parser.add_argument("--owner", help="who has it")
-    parser.add_argument("--expires", metavar="DAY", help="last day (UTC) that it works on")
-    parser.add_argument("--hash", help="take over a key that exists elsewhere, by its SHA-256")
+    parser.add_argument("--owner", metavar="TEXT", help="who has it (default: nobody is named)")
+    add_expiry(parser)
+    parser.add_argument(
+        "--hash",
+        metavar="HEX",
+        help="take over a key that exists elsewhere, by its SHA-256 (default: make a new one)",
+    )
     add_models(parser)
     add_limits(parser)
     flags = parser.read()
@@ -73,9 +87,15 @@ def rotate(invocation: Invocation) -> int:
     """Make a new key in the place of an old one and print it."""
     parser = _key_parser(invocation, "Replace a key by a new one of the same rights, and print it.")
     parser.add_argument(
-        "--grace-hours", type=float, default=24.0, help="how long the old one still works"
+        "--grace-hours",
+        type=float,
+        default=24.0,
+        metavar="HOURS",
+        help=f"how long the old one still works, at most {_MAX_GRACE_HOURS}",
     )
     flags = parser.read()
+    if not 0 <= flags.grace_hours <= _MAX_GRACE_HOURS:
+        raise ConfigError(f"--grace-hours {flags.grace_hours:g}: from 0 to {_MAX_GRACE_HOURS}")
     path = admin_path("tenants", flags.tenant, "keys", flags.key, "rotate")
     asked = {"grace_s": flags.grace_hours * 3600}
     _print_made(invocation, ask(invocation, parser, flags, path, method="POST", body=asked).body)
@@ -94,18 +114,24 @@ def delete(invocation: Invocation) -> int:
 
 def key_row(key: dict[str, Any]) -> dict[str, object]:
     """Return what a table shows of a key."""
-    expires_at = key["expires_at"]
-    day = None if expires_at is None else datetime.fromtimestamp(expires_at, UTC)
     return {
         "tenant": key["tenant"],
         "alias": key["alias"] or None,
         "id": key["id"],
         "owner": key["owner"] or None,
         "models": "all" if key["models"] is None else ",".join(key["models"]),
-        "expires": None if day is None else day.strftime("%Y-%m-%d %H:%M"),
+        "expires": end_of(key),
         "blocked": key["blocked"],
         "declared": key["declared"],
     }
+
+
+def end_of(key: dict[str, Any]) -> str | None:
+    """Return when a key ends, in UTC, None for never."""
+    expires_at = key["expires_at"]
+    if expires_at is None:
+        return None
+    return datetime.fromtimestamp(expires_at, UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def _act(invocation: Invocation, action: str, description: str) -> int:
@@ -120,7 +146,7 @@ def _act(invocation: Invocation, action: str, description: str) -> int:
 
 def _key_parser(invocation: Invocation, description: str) -> CommandParser:
     parser = admin_parser(invocation, description)
-    parser.add_argument("tenant")
+    parser.add_argument("tenant", help=TENANT_HELP)
     parser.add_argument("key", help="its alias, or the beginning of its id")
     return parser
 

@@ -16,8 +16,8 @@ _LIMITS = {
     "requests_per_minute": "requests in any minute",
     "tokens_per_minute": "charged tokens in any minute",
     "max_parallel": "requests at a time",
-    "tokens_per_day": "charged tokens in a day (UTC)",
-    "tokens_per_month": "charged tokens in a month (UTC)",
+    "tokens_per_day": "charged tokens in a day of UTC",
+    "tokens_per_month": "charged tokens in a month of UTC",
 }
 _NONE = "none"
 
@@ -26,13 +26,27 @@ def add_limits(parser: CommandParser) -> None:
     """Add a flag for each limit; `none` takes one away."""
     for name, what in _LIMITS.items():
         flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, metavar="N", help=f"{what}, `{_NONE}` for no limit")
+        parser.add_argument(
+            flag, metavar="N", help=f"{what}; `{_NONE}` for no limit (at first: `{_NONE}`)"
+        )
 
 
 def add_models(parser: CommandParser) -> None:
     """Add the flag for an allow-list of models."""
     parser.add_argument(
-        "--model", action="append", metavar="NAME", help="a model it may use; repeat, `all` for all"
+        "--model",
+        action="append",
+        metavar="NAME",
+        help="a model that it may use, or `all`; may be repeated (at first: `all`)",
+    )
+
+
+def add_expiry(parser: CommandParser) -> None:
+    """Add the flag for a key's last day; `end_of_day` reads it."""
+    parser.add_argument(
+        "--expires",
+        metavar="DAY",
+        help="last day of UTC that it works on, such as 2026-12-31 (default: works for ever)",
     )
 
 
@@ -65,7 +79,10 @@ def end_of_day(flag: str, text: str) -> float:
         day = datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
     except ValueError:
         raise ConfigError(f"{flag}: a day such as 2026-12-31, not {text!r}") from None
-    return (day + timedelta(days=1)).timestamp()
+    end = day + timedelta(days=1)
+    if end <= datetime.now(UTC):
+        raise ConfigError(f"{flag} {text}: that day is over")
+    return end.timestamp()
 
 
 def pairs_of(flag: str, words: list[str] | None) -> dict[str, str]:

@@ -23,14 +23,21 @@ def import_litellm_command(invocation: Invocation) -> int:
     """Convert a configuration with its teams and keys; print it and what got lost."""
     parser = CommandParser(invocation, "Turn a LiteLLM setup into a configuration of ours.")
     parser.add_argument("file", type=Path, help="LiteLLM's config.yaml")
-    parser.add_argument("--teams", type=Path, metavar="FILE", help="answer of its /team/list")
+    parser.add_argument(
+        "--teams",
+        type=Path,
+        metavar="FILE",
+        help="answer of its /team/list (default: `teams` of the file)",
+    )
     parser.add_argument(
         "--keys",
         type=Path,
         metavar="FILE",
-        help="answer of its /key/list?return_full_object=true",
+        help="answer of its /key/list?return_full_object=true (default: `keys` of the file)",
     )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="where to write (default: standard output)"
+    )
     flags = parser.read()
     config = _read(flags.file)
     if not isinstance(config, dict):

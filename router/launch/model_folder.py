@@ -21,6 +21,7 @@ from kvindex.foundation.errors import ConfigError, DependencyError, PrefixFleetE
 from router.launch.config import FleetConfig
 
 _EXIT_CONFIG = 2
+_ERROR = "error: "
 
 
 class PreparedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +68,7 @@ def prepare_model(
         error: type[PrefixFleetError] = (
             ConfigError if process.returncode == _EXIT_CONFIG else DependencyError
         )
-        raise error(reason.removeprefix("prefixfleet: ").removeprefix("error: "))
+        raise error(reason.removeprefix("prefixfleet: ").removeprefix(_ERROR))
     try:
         return msgspec.json.decode(answer, type=PreparedModel)
     except msgspec.DecodeError as error:
@@ -83,9 +84,10 @@ def scripted_model(model: str, *, dtype: str) -> PreparedModel:
 
 
 def _relayed(stream: IO[str], say: Callable[[str], None]) -> Iterator[str]:
-    """Yield the lines of a stream that say something, each shown as it comes."""
+    """Yield the lines of a stream that say something, each shown as it comes, but for an error."""
     for line in stream:
         text = line.strip()
         if text:
-            say(f"  {text}")
+            if not text.startswith(_ERROR):  # The last word of the process; the caller says it.
+                say(f"  {text}")
             yield text

@@ -7,8 +7,8 @@ nor what they do.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,18 @@ from router.tls import load_certificate
 class FleetPlan:
     """Everything that will run; the URLs of `redis` are never "embedded" any more."""
 
+    config: LoadedConfig
     fleet: FleetConfig
     redis: RedisConfig
     starts_redis: bool
     model: PreparedModel
     replicas: list[ReplicaSettings]
     gateway: GatewaySpec
+
+    @property
+    def shares_threads(self) -> bool:
+        """Whether replicas divide the cores, as no number of threads is set."""
+        return not self.config.plain("worker")["num_threads"]
 
     @property
     def stores(self) -> list[tuple[str, bool]]:
@@ -70,11 +76,14 @@ def make_plan(
     tenants: tuple[TenantConfig, ...],
     secrets: FleetSecrets,
     model: PreparedModel,
+    ports: Mapping[str, int] | None = None,
 ) -> FleetPlan:
-    """Lay out the fleet that the configuration asks for."""
+    """Lay out the fleet that the configuration asks for; `ports` are taken by replicas already."""
     asked = config.section("redis", RedisConfig)
     redis = _with_embedded(asked, embedded_redis.embedded_url(run_dir))
-    replicas = _replicas(config, run_dir=run_dir, secrets=secrets, model=model, redis=redis)
+    replicas = _replicas(
+        config, run_dir=run_dir, secrets=secrets, model=model, redis=redis, ports=ports or {}
+    )
     gateway = GatewaySpec(
         router=router,
         tenants=tenants,
@@ -87,6 +96,7 @@ def make_plan(
         source=source,
     )
     return FleetPlan(
+        config=config,
         fleet=config.section("fleet", FleetConfig),
         redis=redis,
         starts_redis=asked != redis,
@@ -117,16 +127,18 @@ def _replicas(
     secrets: FleetSecrets,
     model: PreparedModel,
     redis: RedisConfig,
+    ports: Mapping[str, int],
 ) -> list[ReplicaSettings]:
     fleet = config.section("fleet", FleetConfig)
     worker = config.plain("worker")
     _require_ports_of_their_own(worker["kv_events"], fleet.replicas)
-    ports = islice(free_ports(worker["host"], worker["port"]), fleet.replicas)
+    names = [f"replica-{i}" for i in range(fleet.replicas)]
+    free = (p for p in free_ports(worker["host"], worker["port"]) if p not in ports.values())
     return [
         replica_settings(
             config,
-            replica_id=f"replica-{i}",
-            port=port,
+            replica_id=name,
+            port=ports[name] if name in ports else next(free),
             model=model,
             num_replicas=fleet.replicas,
             internal_token=secrets.internal_token,
@@ -135,7 +147,7 @@ def _replicas(
             redis=redis,
             socket_dir=str(Path(run_dir.socket_dir) / f"r{i}"),
         )
-        for i, port in enumerate(ports)
+        for i, name in enumerate(names)
     ]
 
 

@@ -4,33 +4,37 @@ from __future__ import annotations
 
 import json
 
-import msgspec
-
 from kvindex.foundation.arguments import CommandParser, Invocation
 from router.launch.inspect import admin_parser, admin_path, ask
+from router.launch.key_command import TENANT_HELP
 from router.launch.limit_flags import number_or_text, pairs_of
 from router.launch.table import table
-from router.policy.registry import POLICIES
 
 # Two replays, each with a limit of its own at the gateway.
 _DRY_RUN_S = 300.0
 
 
 def list_(invocation: Invocation) -> int:
-    """List the policies with their parameters, and the tenants that each of them places."""
-    parser = admin_parser(invocation, "List the policies and the tenants that they place.")
-    tenants = ask(invocation, parser, parser.read(), "/admin/tenants").body["tenants"]
-    rows = [
-        {
-            "policy": name,
-            "parameters": ", ".join(field.name for field in msgspec.structs.fields(policy)) or None,
-            "tenants": ", ".join(
-                shown["tenant"]["name"] for shown in tenants if shown["tenant"]["policy"] == name
-            )
-            or None,
-        }
-        for name, policy in sorted(POLICIES.items())
+    """List the policies with their parameters, and the tenants that name them."""
+    parser = admin_parser(invocation, "List the policies and the tenants that name them.")
+    flags = parser.read()
+    known = ask(invocation, parser, flags, "/admin/policies").body
+    tenants = [
+        shown["tenant"]
+        for shown in ask(invocation, parser, flags, "/admin/tenants").body["tenants"]
     ]
+    rows = []
+    for policy in known["policies"]:
+        name = policy["name"]
+        bound = [tenant["name"] for tenant in tenants if tenant["policy"] == name]
+        rows.append(
+            {
+                "policy": name,
+                "default": name == known["default"],
+                "parameters": ", ".join(policy["params"]) or None,
+                "tenants": ", ".join(bound) or None,
+            }
+        )
     print(json.dumps(rows) if invocation.as_json else table(rows))
     return 0
 
@@ -91,10 +95,13 @@ def dry_run(invocation: Invocation) -> int:
 
 def _choice_parser(invocation: Invocation, description: str, *, policies: str) -> CommandParser:
     parser = admin_parser(invocation, description)
-    parser.add_argument("tenant")
+    parser.add_argument("tenant", help=TENANT_HELP)
     parser.add_argument("policy", help=policies)
     parser.add_argument(
-        "--param", action="append", metavar="NAME=VALUE", help="a parameter of it; repeat"
+        "--param",
+        action="append",
+        metavar="NAME=VALUE",
+        help="a parameter of it; may be repeated (default: its own defaults)",
     )
     return parser
 

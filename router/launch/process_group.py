@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,26 +23,42 @@ _LEFTOVER_WAIT_S = 2.0
 _PR_SET_CHILD_SUBREAPER = 36
 
 
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """What a process is handed at its start: its standard input, and open files by number."""
+
+    stdin: bytes | None = None
+    fds: tuple[int, ...] = ()
+
+
 async def spawn(
     argv: Sequence[str],
     log_file: Path,
     *,
     death_signal: signal.Signals,
     environ: Mapping[str, str],
+    inherited: Inherited,
 ) -> asyncio.subprocess.Process:
     """Start a program at the head of its own process group, its output appended to a log.
 
     It gets `death_signal` when this process ends in whatever way; call from the main thread.
     """
+    pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     with _open_log(log_file) as log:
-        return await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             *wrap(argv, death_signal),
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=nothing if inherited.stdin is None else pipe,
             stdout=log,
             stderr=log,
+            pass_fds=inherited.fds,
             start_new_session=True,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **environ},
         )
+    if inherited.stdin is not None:
+        assert process.stdin is not None, "asked for"
+        process.stdin.write(inherited.stdin)
+        process.stdin.close()
+    return process
 
 
 def _open_log(file: Path) -> BinaryIO:

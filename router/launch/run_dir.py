@@ -57,6 +57,20 @@ class RunDirectory:
         """The settings that one child is started with; it holds secrets."""
         return self.path / "specs" / f"{process}.json"
 
+    @property
+    def gateway_socket_dir(self) -> Path:
+        """Where each process of the gateway has a socket."""
+        return self.socket_dir / "gateway"
+
+    @property
+    def control_socket(self) -> Path:
+        """Where `up` is told what to change while it runs."""
+        return self.socket_dir / "control.sock"
+
+    def url_file(self, process: str) -> Path:
+        """Where a process whose address is settled elsewhere notes its URL."""
+        return self.path / "specs" / f"{process}.url"
+
     def create(self) -> None:
         """Make the folders, private to this user; raise ConfigError when that cannot be."""
         try:
@@ -122,6 +136,7 @@ class RunDirectory:
         self.socket_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.socket_dir.stat().st_uid != os.getuid():
             raise ConfigError(f"{self.socket_dir} belongs to another user; remove it")
+        self.gateway_socket_dir.mkdir(mode=0o700)
 
     def remove_sockets(self) -> None:
         """Remove what processes that were killed have left of their sockets."""

@@ -31,6 +31,11 @@ def load_secrets(run_dir: RunDirectory) -> FleetSecrets:
     file = run_dir.secrets_file
     try:
         return msgspec.json.decode(file.read_bytes(), type=FleetSecrets)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{file}: no such file; name the fleet's run directory with --run-dir, or give its "
+            f"secrets in {', '.join(VARIABLES.values())}"
+        ) from None
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(
             f"{file}: {error}; remove it to have new secrets made (cached prefixes and registered "

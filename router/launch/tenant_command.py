@@ -12,7 +12,7 @@ from typing import Any
 from kvindex.foundation.arguments import CommandParser, Invocation
 from kvindex.foundation.errors import ConfigError
 from router.launch.inspect import admin_parser, admin_path, ask
-from router.launch.key_command import key_row
+from router.launch.key_command import TENANT_HELP, key_row
 from router.launch.limit_flags import add_limits, add_models, limits_of, models_of, pairs_of
 from router.launch.table import table
 
@@ -29,7 +29,7 @@ def list_(invocation: Invocation) -> int:
 def show(invocation: Invocation) -> int:
     """Show one tenant and its keys."""
     parser = admin_parser(invocation, "Show one tenant, its settings and its keys.")
-    parser.add_argument("name")
+    parser.add_argument("name", help=TENANT_HELP)
     flags = parser.read()
     body = ask(invocation, parser, flags, admin_path("tenants", flags.name)).body
     _print(invocation, body)
@@ -38,7 +38,9 @@ def show(invocation: Invocation) -> int:
 
 def create(invocation: Invocation) -> int:
     """Make a tenant."""
-    parser = _settings_parser(invocation, "Make a tenant; give it keys with `key create`.")
+    parser = _settings_parser(
+        invocation, "Make a tenant; give it keys with `key create`.", name="what to call it"
+    )
     flags = parser.read()
     asked = {"name": flags.name, **_settings(flags)}
     body = ask(invocation, parser, flags, "/admin/tenants", method="POST", body=asked).body
@@ -48,7 +50,9 @@ def create(invocation: Invocation) -> int:
 
 def update(invocation: Invocation) -> int:
     """Change a tenant; what is not named stays."""
-    parser = _settings_parser(invocation, "Change a tenant; what is not named stays.")
+    parser = _settings_parser(
+        invocation, "Change a tenant; what is not named stays.", name=TENANT_HELP
+    )
     blocking = parser.add_mutually_exclusive_group()
     blocking.add_argument("--block", action="store_true", help="refuse all of its keys at once")
     blocking.add_argument("--unblock", action="store_true", help="serve it again")
@@ -66,7 +70,7 @@ def update(invocation: Invocation) -> int:
 def delete(invocation: Invocation) -> int:
     """Remove a tenant and all of its keys."""
     parser = admin_parser(invocation, "Remove a tenant and all of its keys.")
-    parser.add_argument("name")
+    parser.add_argument("name", help=TENANT_HELP)
     flags = parser.read()
     path = admin_path("tenants", flags.name)
     body = ask(invocation, parser, flags, path, method="DELETE").body
@@ -74,15 +78,27 @@ def delete(invocation: Invocation) -> int:
     return 0
 
 
-def _settings_parser(invocation: Invocation, description: str) -> CommandParser:
+def _settings_parser(invocation: Invocation, description: str, *, name: str) -> CommandParser:
     parser = admin_parser(invocation, description)
-    parser.add_argument("name")
+    parser.add_argument("name", help=name)
     add_models(parser)
     parser.add_argument(
-        "--alias", action="append", metavar="NAME=MODEL", help="its own name for a model; repeat"
+        "--alias",
+        action="append",
+        metavar="NAME=MODEL",
+        help="its own name for a model; may be repeated (at first: none)",
     )
-    parser.add_argument("--isolation", help="`tenant`, `shared`, or a group to share caches with")
-    parser.add_argument("--weight", type=float, help="its share when replicas are scarce")
+    parser.add_argument(
+        "--isolation",
+        metavar="GROUP",
+        help="`tenant`, `shared`, or a group to share caches with (at first: `tenant`)",
+    )
+    parser.add_argument(
+        "--weight",
+        type=float,
+        metavar="X",
+        help="its share beside others when replicas are scarce (at first: 1)",
+    )
     add_limits(parser)
     return parser
 

@@ -21,13 +21,16 @@ from router.launch.inspect import admin_parser, ask
 
 _PATH = "/admin/live?once=true"
 _DECISIONS = 12
+_UNCUT = 1000
 _MODE_STYLES = {"EXACT": "green", "DEGRADED": "yellow", "FALLBACK": "red"}
 
 
 def top(invocation: Invocation) -> int:
     """Show the fleet again and again until interrupted; once, when it is no terminal."""
     parser = admin_parser(invocation, "Watch replicas, tenants and the newest decisions.")
-    parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS")
+    parser.add_argument(
+        "--every", type=float, default=2.0, metavar="SECONDS", help="time between two looks"
+    )
     parser.add_argument("--once", action="store_true", help="print one look and end")
     flags = parser.read()
     if not flags.every > 0:
@@ -40,8 +43,12 @@ def top(invocation: Invocation) -> int:
     if invocation.as_json:
         print(json.dumps(look()))
         return 0
+    if not sys.stdout.isatty():
+        # A file or a pipe has no edge: no line is cut.
+        Console(width=_UNCUT).print(screen(look()))
+        return 0
     console = Console()
-    if flags.once or not sys.stdout.isatty():
+    if flags.once:
         console.print(screen(look()))
         return 0
     with Live(screen(look()), console=console, screen=True, auto_refresh=False) as live:
@@ -62,7 +69,7 @@ def screen(state: dict[str, Any]) -> Group:
     return Group(
         Text(head),
         _replicas(state["replicas"]),
-        _tenants(state["tenants"]),
+        _tenants(state["tenants"], state["num_tenants"]),
         _decisions(state["decisions"]),
     )
 
@@ -84,8 +91,10 @@ def _replicas(replicas: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _tenants(tenants: list[dict[str, Any]]) -> Table:
+def _tenants(tenants: list[dict[str, Any]], num_tenants: int) -> Table:
     table = _table("tenant", right=("requests", "429", "prompt", "cached", "charged"))
+    if num_tenants > len(tenants):
+        table.caption = f"the first {len(tenants)} of {num_tenants}; `tenant list` has all"
     for tenant in tenants:
         table.add_row(
             Text(tenant["name"]),

@@ -19,7 +19,7 @@ from kvindex.foundation.config_loader import LoadedConfig
 from router.config import ConfigSource, RouterConfig, TenantConfig
 from router.launch import embedded_redis
 from router.launch.banner import ready_text
-from router.launch.children import GATEWAY, url_of
+from router.launch.children import gateway_names, url_of
 from router.launch.config import FleetConfig, config_source, load_fleet_config
 from router.launch.fleet import Fleet
 from router.launch.fleet_file import (
@@ -33,6 +33,7 @@ from router.launch.fleet_file import (
 from router.launch.model_folder import chosen_model
 from router.launch.plan import FleetPlan, make_plan, settle_router
 from router.launch.progress import Progress
+from router.launch.ray_plan import look_at_cluster, settle_on_ray
 from router.launch.run_dir import RunDirectory
 from router.launch.secrets import load_or_create_secrets, provide_keys
 from router.launch.shadowing import require_own_packages
@@ -43,6 +44,11 @@ def up(invocation: Invocation) -> int:
     """Start a fleet and keep it running until a signal; return the exit code."""
     flags = _read_flags(invocation)
     config = load_fleet_config(invocation.config_file, flags, demo=True)
+    progress = Progress()
+    if config.section("fleet", FleetConfig).launcher == "ray":
+        progress.say("Ray cluster …")
+        flags |= settle_on_ray(config, look_at_cluster(), say=progress.say)
+        config = load_fleet_config(invocation.config_file, flags, demo=True)
     source = config_source(invocation.config_file, flags, demo=True)
     require_own_packages()
     run_dir = RunDirectory(Path(config.section("fleet", FleetConfig).run_dir))
@@ -50,7 +56,7 @@ def up(invocation: Invocation) -> int:
     run_dir.lock()
     try:
         with _keeping_keys(run_dir) as known_keys:
-            return _run(config, source, run_dir, known_keys)
+            return _run(config, source, run_dir, known_keys, progress=progress)
     finally:
         run_dir.unlock()
 
@@ -58,13 +64,37 @@ def up(invocation: Invocation) -> int:
 def _read_flags(invocation: Invocation) -> dict[str, object]:
     parser = CommandParser(invocation, "Start a fleet on this machine and keep it running.")
     parser.override("--port", "router.port", type=int, help="port of the API, 0 for a free one")
-    parser.override("--admin-port", "router.admin_port", type=int, help="port of the admin API")
-    parser.override("--replicas", "fleet.replicas", type=int, help="number of replicas")
-    parser.override("--model", "worker.model", help='"demo" or a Hugging Face folder')
-    parser.override("--dtype", "worker.dtype", help="auto, float32 or bfloat16")
-    parser.override("--redis", "redis.index_url", help='"embedded" or a redis:// URL')
-    parser.override("--run-dir", "fleet.run_dir", help="where sockets, logs and secrets go")
-    parser.override("--executor", "fleet.executor", help='"scripted": tokens without a model')
+    parser.override(
+        "--admin-port",
+        "router.admin_port",
+        type=int,
+        metavar="PORT",
+        help="port of the admin API, 0 likewise",
+    )
+    parser.override(
+        "--replicas", "fleet.replicas", type=int, metavar="N", help="how many share this machine"
+    )
+    parser.override(
+        "--launcher", "fleet.launcher", metavar="NAME", help="where replicas run: local, or on ray"
+    )
+    parser.override(
+        "--model", "worker.model", metavar="FOLDER", help="a Hugging Face folder, or `demo`"
+    )
+    parser.override(
+        "--dtype", "worker.dtype", metavar="NAME", help="of weights: auto, float32 or bfloat16"
+    )
+    parser.override(
+        "--redis", "redis.index_url", metavar="URL", help="a redis:// URL, or `embedded`"
+    )
+    parser.override(
+        "--run-dir", "fleet.run_dir", metavar="DIR", help="where sockets, logs and secrets go"
+    )
+    parser.override(
+        "--executor",
+        "fleet.executor",
+        metavar="NAME",
+        help="`model`, or `scripted`: tokens without a model, for tests",
+    )
     return parser.overrides(parser.read())
 
 
@@ -92,9 +122,13 @@ def _keeping_keys(run_dir: RunDirectory) -> Iterator[dict[str, str]]:
 
 
 def _run(
-    config: LoadedConfig, source: ConfigSource, run_dir: RunDirectory, known_keys: dict[str, str]
+    config: LoadedConfig,
+    source: ConfigSource,
+    run_dir: RunDirectory,
+    known_keys: dict[str, str],
+    *,
+    progress: Progress,
 ) -> int:
-    progress = Progress()
     run_dir.rotate_logs()
     secrets = load_or_create_secrets(run_dir)
     tenants, keys = provide_keys(config.entries("tenants", TenantConfig), known_keys)
@@ -130,7 +164,8 @@ def _run(
 
 def _fleet_file(plan: FleetPlan, *, run_dir: RunDirectory, keys: dict[str, str]) -> FleetFile:
     router, names = plan.gateway.router, [replica.replica_id for replica in plan.replicas]
-    processes = [GATEWAY, *names] + ([embedded_redis.NAME] if plan.starts_redis else [])
+    gateway = gateway_names(router)
+    processes = [*gateway, *names] + ([embedded_redis.NAME] if plan.starts_redis else [])
     return FleetFile(
         url=url_of(router.host, router.port, tls=router.tls),
         admin_url=url_of(router.admin_host, router.admin_port, tls=router.tls),
@@ -142,7 +177,7 @@ def _fleet_file(plan: FleetPlan, *, run_dir: RunDirectory, keys: dict[str, str])
         run_dir=str(run_dir.path),
         redis=RedisEntry(url=plan.redis.index_url, embedded=plan.starts_redis),
         replicas=[ReplicaEntry(id=r.replica_id, url=r.advertised_url) for r in plan.replicas],
-        gateway=GatewayEntry(),
+        gateway=GatewayEntry(others=dict.fromkeys(gateway[1:])),
         logs={process: str(run_dir.log_file(process)) for process in processes},
         tls=_tls_entry(router),
         pid=os.getpid(),

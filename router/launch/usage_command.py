@@ -24,8 +24,10 @@ Write = Callable[[dict[str, Any]], object]
 
 def show(invocation: Invocation) -> int:
     """Show the totals by day, tenant, key and model."""
-    parser = _period_parser(invocation, "Show usage by day (UTC), tenant, key and model.")
-    parser.add_argument("--until", metavar="DAY", help="last day, default today")
+    parser = _period_parser(
+        invocation, "Show usage by day, tenant, key and model.", since="30 days ago"
+    )
+    parser.add_argument("--until", metavar="DAY", help="last day of UTC (default: today)")
     flags = parser.read()
     query = _query(since=flags.since, until=flags.until, tenant=flags.tenant)
     rows = ask(invocation, parser, flags, f"/admin/usage{query}").body["totals"]
@@ -35,9 +37,15 @@ def show(invocation: Invocation) -> int:
 
 def export(invocation: Invocation) -> int:
     """Write one line for each request."""
-    parser = _period_parser(invocation, "Write one line for each request, oldest first.")
-    parser.add_argument("--format", choices=("jsonl", "csv"), default="jsonl")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
+    parser = _period_parser(
+        invocation, "Write one line for each request, oldest first.", since="the oldest record"
+    )
+    parser.add_argument(
+        "--format", choices=("jsonl", "csv"), default="jsonl", help="JSON lines, or CSV with a head"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="where to write (default: standard output)"
+    )
     flags = parser.read()
     records = _records(invocation, parser, flags)
     if flags.output is None:
@@ -52,10 +60,12 @@ def export(invocation: Invocation) -> int:
     return 0
 
 
-def _period_parser(invocation: Invocation, description: str) -> CommandParser:
+def _period_parser(invocation: Invocation, description: str, *, since: str) -> CommandParser:
     parser = admin_parser(invocation, description)
-    parser.add_argument("--tenant", help="only this tenant")
-    parser.add_argument("--since", metavar="DAY", help="first day, such as 2026-11-01")
+    parser.add_argument("--tenant", metavar="NAME", help="only this tenant (default: all)")
+    parser.add_argument(
+        "--since", metavar="DAY", help=f"first day of UTC, such as 2026-11-01 (default: {since})"
+    )
     return parser
 
 

@@ -21,6 +21,7 @@ class Admission:
         self._idle.set()
         self.num_admitted = 0
         self.draining = False
+        self.retiring = False
 
     @contextmanager
     def admit(self) -> Iterator[None]:
@@ -44,12 +45,20 @@ class Admission:
             if not self.num_admitted:
                 self._idle.set()
 
+    def retire(self) -> None:
+        """Note that another process has taken this one's place; who still comes is let in."""
+        self.retiring = True
+
+    async def wait_idle(self) -> None:
+        """Return once nobody is inside."""
+        await self._idle.wait()
+
     async def drain(self, *, timeout_s: float) -> int:
         """Let nobody in and wait for those inside; return how many were left after the time."""
         self.draining = True
         try:
             async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
+                await self.wait_idle()
         except TimeoutError:
             pass
         return self.num_admitted

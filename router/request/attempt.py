@@ -17,6 +17,7 @@ from router.config import RouterConfig
 from router.fleet.client import ReplicaClient, ReplicaFailure, Upstream
 from router.request.body import body_for_foreign, body_for_ours
 from router.request.chunks import Chunk, read_chunk
+from router.request.failure import as_drained
 from router.request.job import Job
 from router.request.placement import Placement
 from router.request.prepare import Prepared
@@ -47,9 +48,11 @@ class AttemptRunner:
         try:
             with span("gateway.attempt", replica=placement.replica.id, attempt=placement.attempt):
                 result = await self._send(job, prepared, placement, sink)
-        except ReplicaFailure as failure:
+        except ReplicaFailure as caught:
+            replica = placement.replica
+            failure = as_drained(caught, replica=replica.id, draining=replica.report.draining)
             placement.finish("failed" if failure.trips_breaker else "answered")
-            raise
+            raise failure from None
         except BaseException:
             placement.finish("abandoned", num_output_tokens=job.transcript.num_tokens)
             raise

@@ -52,6 +52,7 @@ class Dispatcher:
         config: RouterConfig,
         placer: Placer,
         runner: AttemptRunner,
+        budget: RetryBudget,
         clock: Clock,
         metrics: GatewayMetrics,
     ) -> None:
@@ -60,7 +61,7 @@ class Dispatcher:
         self._runner = runner
         self._clock = clock
         self._metrics = metrics
-        self._budget = RetryBudget(share=config.retry_share, burst=config.retry_burst)
+        self._budget = budget
         self._quarantine = Quarantine(QUARANTINE_S, _MAX_QUARANTINED)
         self._random = random.Random()
 
@@ -93,14 +94,17 @@ class Dispatcher:
         self._refuse_poison(job, prepared)
         self._budget.note_request()
         last: ReplicaFailure | None = None
-        num_deaths = 0
-        for attempt in range(1, self._config.max_attempts + 1):
-            if last is not None and not await self._may_retry(job):
+        num_deaths = attempt = 0
+        num_left = self._config.max_attempts
+        while num_left > 0:
+            attempt += 1
+            if last is not None and not await self._may_retry(job, last):
                 break
             placement = await self._place(job, prepared, sink, attempt=attempt, last=last)
             if placement is None:
                 if job.first_token_at is None:
                     break
+                num_left -= 1
                 await asyncio.sleep(_PLACE_WAIT_S)
                 continue
             offer_headers(decision_headers(job))
@@ -108,7 +112,8 @@ class Dispatcher:
                 return await self._runner.run(job, prepared, placement, sink)
             except ReplicaFailure as failure:
                 last = failure
-                self._note(job, attempt, failure)
+                num_left -= failure.cause != "drained"
+                self._note(job, placement, failure)
                 num_deaths += failure.cause in _MAY_BE_ITS_FAULT
                 if num_deaths >= MAX_DEATHS or not failure.is_retriable:
                     break
@@ -157,8 +162,13 @@ class Dispatcher:
             job.num_resumes += 1
         return placement
 
-    async def _may_retry(self, job: Job) -> bool:
-        """Take a retry out of the budget; wait a moment, so that failures do not march in step."""
+    async def _may_retry(self, job: Job, last: ReplicaFailure) -> bool:
+        """Take a retry out of the budget; wait a moment, so that failures do not march in step.
+
+        A replica that ends in order is no failure: what it held moves on freely.
+        """
+        if last.cause == "drained":
+            return True
         if not self._budget.take():
             log.warning("retry budget spent request_id=%s", job.request_id)
             self._metrics.retries_denied.inc()
@@ -166,13 +176,13 @@ class Dispatcher:
         await asyncio.sleep(self._random.uniform(0, self._config.retry_jitter_s))
         return True
 
-    def _note(self, job: Job, attempt: int, failure: ReplicaFailure) -> None:
+    def _note(self, job: Job, placement: Placement, failure: ReplicaFailure) -> None:
         job.num_deaths += failure.cause == "lost"
-        note_failure(job, str(failure))
+        note_failure(job, placement.replica, str(failure))
         log.warning(
             "attempt failed request_id=%s attempt=%d cause=%s reason=%r",
             job.request_id,
-            attempt,
+            placement.attempt,
             failure.cause,
             str(failure),
         )

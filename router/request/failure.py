@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.frontend.errors import RequestError
+from engine.frontend.errors import KINDS, RequestError
 from router.fleet.client import ReplicaFailure
 
 _KIND_OF_STATUS = {
@@ -19,6 +19,7 @@ _KIND_OF_STATUS = {
     422: "unprocessable",
     429: "overloaded",
 }
+_DRAINING = KINDS["draining"].code
 
 
 class _ErrorObject(msgspec.Struct, frozen=True):
@@ -31,17 +32,27 @@ class _ErrorEnvelope(msgspec.Struct, frozen=True):
     error: _ErrorObject
 
 
+def as_drained(failure: ReplicaFailure, *, replica: str, draining: bool) -> ReplicaFailure:
+    """Return the failure as `drained` where the replica ended in order; `draining`: it said so.
+
+    Its operator has told it to end, so neither the replica nor the request is to blame.
+    """
+    refuses = failure.cause == "status" and _said(failure).code == _DRAINING
+    if refuses or (draining and failure.cause in ("connect", "lost")):
+        return ReplicaFailure("drained", f"{replica} is shutting down")
+    return failure
+
+
 def as_request_error(failure: ReplicaFailure, *, has_begun: bool) -> RequestError:
     """Say what the last failure means for the client; `has_begun`: it has seen output."""
     if failure.cause == "timeout" and not has_begun:
         return RequestError("first_token_timeout", str(failure), retry_after_s=1.0)
+    if failure.cause == "drained" and not has_begun:
+        return RequestError("no_replica", f"{failure}, and no other is free", retry_after_s=1.0)
     kind = _KIND_OF_STATUS.get(failure.status or 0)
     if kind is None:
         return RequestError("replica_lost", f"no replica could finish this request: {failure}")
-    try:
-        said = msgspec.json.decode(failure.body, type=_ErrorEnvelope).error
-    except msgspec.DecodeError:
-        said = _ErrorObject()
+    said = _said(failure)
     if said.code == "context_length_exceeded":
         kind = "context_length_exceeded"
     return RequestError(
@@ -50,6 +61,14 @@ def as_request_error(failure: ReplicaFailure, *, has_begun: bool) -> RequestErro
         param=said.param,
         retry_after_s=(failure.retry_after_s or 1.0) if kind == "overloaded" else None,
     )
+
+
+def _said(failure: ReplicaFailure) -> _ErrorObject:
+    """Read what a replica said, nothing when it was no error object."""
+    try:
+        return msgspec.json.decode(failure.body, type=_ErrorEnvelope).error
+    except msgspec.DecodeError:
+        return _ErrorObject()
 
 
 def quarantined(left_s: float) -> RequestError:

@@ -11,6 +11,7 @@ import msgspec
 
 from engine.frontend.errors import RequestError
 from router.config import TenantConfig
+from router.fleet.replica import Replica
 from router.policy.types import Decision, Place, PlanRequest
 from router.request.body import Endpoint, Fields, Head
 from router.request.prepare import Prepared
@@ -42,7 +43,8 @@ class Job:
     `grant` is set once the tenant's limits have let it in, `placed_at` when a replica was found.
     `served` is the placement whose replica gave the first output, and tells what it found cached.
     `block_size` is that of its model's pool, None without one; `record_number` is the recorder's.
-    `num_deaths` counts the replicas that died while it ran there. Instants are monotonic.
+    `failed_by` are the replicas that have failed it, `num_deaths` counts those that died while it
+    ran there. Instants are monotonic.
     """
 
     request_id: str
@@ -64,6 +66,7 @@ class Job:
     placed_at: float | None = None
     first_token_at: float | None = None
     attempts: list[AttemptRecord] = field(default_factory=list)
+    failed_by: list[Replica] = field(default_factory=list)
     usage: RealisedUsage | None = None
     late_error: RequestError | None = None
     transcript: Transcript = field(default_factory=Transcript)
@@ -127,12 +130,3 @@ class Job:
         self.first_token_at = None
         self.served = None
         self.usage = None
-
-    @property
-    def tried(self) -> frozenset[str]:
-        """The replicas that have failed it."""
-        return frozenset(
-            record.decision.winner.target.replica
-            for record in self.attempts
-            if record.failure is not None and isinstance(record.decision, Place)
-        )

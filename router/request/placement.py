@@ -146,7 +146,7 @@ class Placer:
             hashes=prepared.hashes,
             isolated=job.is_isolated,
             attempt=attempt,
-            tried=job.tried,
+            tried=frozenset(r.id for r in job.failed_by if not self._view.was_replaced(r)),
             execution=job.transcript.execution if job.transcript.can_be_resumed else None,
             session=job.session,
             priority=job.priority,
@@ -277,6 +277,7 @@ def _refusal(model: str, decision: Shed | NoReplica) -> RequestError:
     return RequestError("no_replica", message, retry_after_s=decision.retry_after_s)
 
 
-def note_failure(job: Job, failure: str) -> None:
-    """Write into the newest attempt why it failed, which also excludes its replica."""
+def note_failure(job: Job, replica: Replica, failure: str) -> None:
+    """Write into the newest attempt why it failed; this replica process is not asked again."""
     job.attempts[-1] = msgspec.structs.replace(job.attempts[-1], failure=failure)
+    job.failed_by.append(replica)

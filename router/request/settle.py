@@ -22,6 +22,7 @@ from router.request.claim import usage_of
 from router.request.job import Job
 from router.request.record import recorded
 from router.tenancy.tenancy import Tenancy
+from router.tenancy.usage_files import UsageFiles
 
 UNKNOWN_MODEL = "unknown"
 
@@ -47,10 +48,12 @@ class Settler:
         tenancy: Tenancy,
         background: Background,
         recorder: Recorder | None,
+        usage_files: UsageFiles | None,
         prefixes: PrefixTally,
     ) -> None:
         self._prefixes = prefixes
         self._recorder = recorder
+        self._usage_files = usage_files
         self._tenancy = tenancy
         self._background = background
         self._metrics = metrics
@@ -134,21 +137,20 @@ class Settler:
             usage = usage_of(job, status=status, now=now, ended_at=self._clock.now())
             self._metrics.charged_tokens.labels(usage.model, usage.tenant).inc(usage.charged_tokens)
             self._background.start(self._tenancy.settle(job.grant, usage))
+            if self._usage_files is not None:
+                self._usage_files.write(usage)
 
     def _count(self, job: Job, record: DecisionRecord, *, policy: str) -> None:
         # A model that nobody serves is the client's invention, and no label.
         labels = (record.model if job.model_is_known else UNKNOWN_MODEL, record.tenant)
         self._metrics.requests.labels(*labels, policy, str(record.status)).inc()
-        usage = record.usage
-        if usage is None:
-            self._metrics.duration.labels(*labels).observe(record.duration_s)
-            if record.ttft_s is not None:
-                self._metrics.ttft.labels(*labels).observe(record.ttft_s)
-            return
-        metrics = self._metrics.of(*labels)
-        metrics.duration.observe(record.duration_s)
+        timings, usage = self._metrics.timings_of(*labels), record.usage
+        timings.duration.observe(record.duration_s)
         if record.ttft_s is not None:
-            metrics.ttft.observe(record.ttft_s)
+            timings.ttft.observe(record.ttft_s)
+        if usage is None:
+            return
+        metrics = self._metrics.tokens_of(*labels)
         metrics.prompt_tokens.inc(usage.prompt_tokens)
         metrics.completion_tokens.inc(usage.completion_tokens)
         if usage.cached_tokens is None or record.num_predicted_tokens is None:

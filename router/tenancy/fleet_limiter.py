@@ -19,8 +19,10 @@ from kvindex.foundation.errors import DependencyError
 from router.tenancy.limit_ledger import LimitLedger
 from router.tenancy.limits import (
     Claim,
+    Exchanged,
     Heartbeat,
     Limiter,
+    Notice,
     Scope,
     ScopeUse,
     Settlement,
@@ -126,6 +128,15 @@ class FleetLimiter:
         self.down_reason = None
         self._note_gateways(beat, lease_s)
         return beat
+
+    async def exchange(self, notice: Notice) -> Exchanged:
+        """Exchange notices; alone, nobody is heard, and only what is earned here can be spent."""
+        if self.down_reason is None:
+            try:
+                return await self._shared.exchange(notice)
+            except DependencyError as error:
+                self._lost(error)
+        return Exchanged(None, {})
 
     async def recall(self, accounts: Sequence[Spent]) -> None:
         """Raise what was spent to at least this."""

@@ -15,9 +15,11 @@ from router.config import Limits
 from router.tenancy.limits import (
     WINDOW_S,
     Claim,
+    Exchanged,
     Heartbeat,
     LimitHit,
     LimitKind,
+    Notice,
     Scope,
     ScopeUse,
     Settlement,
@@ -69,6 +71,8 @@ class LimitLedger:
         self._claims: dict[str, _Claimed] = {}
         self._settled: OrderedDict[str, None] = OrderedDict()
         self._leases: dict[str, float] = {}
+        self._retries: float | None = None
+        self._granted: dict[str, tuple[float, Notice]] = {}
 
     def reserve(self, claim: Claim, *, gateway: str, now: float) -> Verdict:
         """Count a claim in all of its scopes, or in none."""
@@ -124,6 +128,24 @@ class LimitLedger:
         was_known = gateway in self._leases
         self._leases[gateway] = now + lease_s
         return Heartbeat(len(self._leases), was_known)
+
+    def exchange(self, notice: Notice, *, gateway: str, now: float) -> Exchanged:
+        """Keep a gateway's notice, return the others', and grant it a part of all retries."""
+        live = {name for name, until in self._leases.items() if until > now} | {gateway}
+        left = notice.burst if self._retries is None else self._retries
+        for name, (granted, old) in list(self._granted.items()):
+            if name == gateway:
+                left += granted + notice.earned - old.earned - notice.spent + old.spent
+            elif name not in live:
+                left += granted
+                del self._granted[name]
+        others = {name: of for name, of in self._granted.items() if name != gateway}
+        elsewhere = sum(granted for granted, _ in others.values())
+        left = max(0.0, min(left, notice.burst - elsewhere))
+        granted = min(left, max(1.0, left / len(live)))
+        self._retries = left - granted
+        self._granted[gateway] = granted, notice
+        return Exchanged(granted, {name: said.says for name, (_, said) in others.items()})
 
     def recall(self, spent: Spent) -> None:
         """Raise what a scope has spent to at least this."""

@@ -101,6 +101,28 @@ class Heartbeat(NamedTuple):
     was_known: bool
 
 
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gateway tells the others: its retries, and whatever `says` means to them.
+
+    `burst` bounds the retries of the fleet; `earned` and `spent` are totals since its start.
+    """
+
+    burst: float
+    earned: float
+    spent: int
+    says: str = ""
+
+
+class Exchanged(NamedTuple):
+    """The answer: what the others say, by name, and the retries that may be spent until the next.
+
+    `retries` None: nobody was reached, so that what is left of them holds.
+    """
+
+    retries: float | None
+    others: dict[str, str]
+
+
 class Limiter(Protocol):
     """Atomic limits over requests, tokens and parallelism; DependencyError when unreachable."""
 
@@ -122,6 +144,13 @@ class Limiter(Protocol):
 
     async def heartbeat(self, *, lease_s: float) -> Heartbeat:
         """Renew this gateway's lease; what a lapsed one had running is no longer counted."""
+        ...
+
+    async def exchange(self, notice: Notice) -> Exchanged:
+        """Tell the other live gateways a notice, hear theirs, and take a part of all retries.
+
+        What is left of the part that was taken last is put back first.
+        """
         ...
 
     async def recall(self, accounts: Sequence[Spent]) -> None:

@@ -10,7 +10,16 @@ from collections.abc import Sequence
 
 from kvindex.foundation.clock import Clock
 from router.tenancy.limit_ledger import LimitLedger
-from router.tenancy.limits import Claim, Heartbeat, ScopeUse, Settlement, Spent, Verdict
+from router.tenancy.limits import (
+    Claim,
+    Exchanged,
+    Heartbeat,
+    Notice,
+    ScopeUse,
+    Settlement,
+    Spent,
+    Verdict,
+)
 from router.tenancy.periods import periods_at
 from router.tenancy.usage import SUMS, UsagePage, UsageRecord, UsageTotal, sums_of
 
@@ -45,6 +54,10 @@ class LocalLimiter:
     async def heartbeat(self, *, lease_s: float) -> Heartbeat:
         """Renew this gateway's lease."""
         return self._ledger.renew(self._gateway, now=self._clock.now(), lease_s=lease_s)
+
+    async def exchange(self, notice: Notice) -> Exchanged:
+        """Tell the other live gateways a notice, hear theirs, and take a part of all retries."""
+        return self._ledger.exchange(notice, gateway=self._gateway, now=self._clock.now())
 
     async def recall(self, accounts: Sequence[Spent]) -> None:
         """Raise what was spent to at least this."""

@@ -16,9 +16,11 @@ from kvindex.redis_connect import dependency_errors
 from router.tenancy.limits import (
     WINDOW_S,
     Claim,
+    Exchanged,
     Heartbeat,
     LimitHit,
     LimitKind,
+    Notice,
     Scope,
     ScopeUse,
     Settlement,
@@ -38,6 +40,7 @@ _RESERVE = state_script("reserve")
 _SETTLE = state_script("settle")
 _USES = state_script("uses")
 _HEARTBEAT = state_script("heartbeat")
+_EXCHANGE = state_script("exchange")
 _RECALL = state_script("recall")
 
 _json = msgspec.json.Encoder()
@@ -82,6 +85,13 @@ class _SettleCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     sums: dict[str, int] = {}
     max_records: int | None = None
     kept_days: int | None = None
+
+
+class _ExchangeCall(Notice, frozen=True, kw_only=True):
+    """The argument of lua/exchange.lua."""
+
+    gateway: str
+    now: float
 
 
 class RedisLimiter:
@@ -144,6 +154,15 @@ class RedisLimiter:
             self._redis, PREFIX, self._gateway, repr(self._clock.now()), repr(lease_s)
         )
         return Heartbeat(int(number), bool(known))
+
+    async def exchange(self, notice: Notice) -> Exchanged:
+        """Tell the other live gateways a notice, hear theirs, and take a part of all retries."""
+        call = _ExchangeCall(
+            gateway=self._gateway, now=self._clock.now(), **msgspec.structs.asdict(notice)
+        )
+        retries, flat = await _EXCHANGE.run(self._redis, PREFIX, _packer.encode(call))
+        words = [word.decode() for word in flat]
+        return Exchanged(float(retries), dict(zip(words[::2], words[1::2], strict=True)))
 
     async def recall(self, accounts: Sequence[Spent]) -> None:
         """Raise what was spent to at least this."""

@@ -17,15 +17,13 @@ import msgspec
 from kvindex.foundation.clock import Clock
 from kvindex.foundation.errors import ConfigError
 from router.config import GENERATED_KEY, ConfigSource, RouterConfig, TenantConfig
+from router.hot_settings import needs_restart
 from router.launch.config import load_fleet_config
 from router.observe.metrics import GatewayMetrics
 from router.tenancy.live_directory import LiveDirectory
 from router.tenancy.policies import TenantPolicies
 
 log = logging.getLogger("prefixfleet.router.reload")
-
-_FIXED = ("port", "admin_port")
-_RELOADED = ("default_policy", "default_policy_params")
 
 
 class ReloadResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +120,7 @@ class ConfigReload:
         return ReloadResult(
             result="applied" if changed else "unchanged",
             version=version + changed,
-            needs_restart=_needs_restart(self._running, router),
+            needs_restart=needs_restart(self._running, router),
         )
 
     def _apply(self, router: RouterConfig, tenants: list[TenantConfig]) -> bool:
@@ -160,14 +158,3 @@ class ConfigReload:
         except OSError:
             return None
         return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def _needs_restart(running: RouterConfig, read: RouterConfig) -> tuple[str, ...]:
-    """Name the settings of the router that differ and are only read at the start."""
-    names = []
-    for name in RouterConfig.__struct_fields__:
-        old, new = getattr(running, name), getattr(read, name)
-        is_free_port = name in _FIXED and new == 0
-        if name not in _RELOADED and not is_free_port and old != new:
-            names.append(f"router.{name}")
-    return tuple(names)

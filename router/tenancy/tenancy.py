@@ -16,6 +16,7 @@ from typing import Any
 from engine.frontend.errors import RequestError
 from kvindex.foundation.clock import Clock
 from kvindex.foundation.errors import DependencyError
+from router.tenancy.exchange import Exchange
 from router.tenancy.expected_output import ExpectedOutput
 from router.tenancy.fleet_limiter import FleetLimiter
 from router.tenancy.limit_reached import LimitReached
@@ -62,6 +63,7 @@ class Tenancy:
         stores: TenancyStores,
         clock: Clock,
         lease_s: float,
+        exchange: Exchange,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self.live = live
@@ -69,6 +71,7 @@ class Tenancy:
         self.usage = stores.usage
         self._clock = clock
         self._lease_s = lease_s
+        self._exchange = exchange
         self._spawn = spawn
         self._expected = ExpectedOutput()
         self._refused: dict[str, _Refused] = {}
@@ -86,8 +89,10 @@ class Tenancy:
         await self.poll()
 
     async def poll(self) -> None:
-        """Renew the lease, and follow the store."""
+        """Renew the lease, tell and hear the other gateways, and follow the store."""
         beat = await self.limiter.heartbeat(lease_s=self._lease_s)
+        notice = self._exchange.notice()
+        self._exchange.take(notice, await self.limiter.exchange(notice))
         await self.catch_up()
         await self.live.note_gateways(beat.num_gateways)
 

@@ -110,10 +110,20 @@ class FleetProcess:
         folder.mkdir(parents=True, exist_ok=True)
         self.run_dir = folder / "run"
         self.config_file = folder / "fleet.yaml"
-        self.config_file.write_text(json.dumps(config))  # JSON is YAML
+        self.rewrite(config)
         self._arguments = arguments
         self._output = folder / "up.log"
         self._process: subprocess.Popen[bytes] | None = None
+
+    def rewrite(self, config: Mapping[str, Any]) -> None:
+        """Replace the configuration file."""
+        self.config_file.write_text(json.dumps(config))  # JSON is YAML
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What the configuration file says now."""
+        config: dict[str, Any] = json.loads(self.config_file.read_text())
+        return config
 
     def start(self) -> FleetProcess:
         """Start and wait for "ready"; fail with the output when it does not come."""
@@ -192,7 +202,7 @@ class FleetProcess:
     def processes(self) -> set[int]:
         """Every living process of the fleet, grandchildren included."""
         roots = {self.process.pid, *pids(self.file).values()}
-        return {pid for pid in _with_descendants(roots) if is_alive(pid)}
+        return {pid for pid in with_descendants(roots) if is_alive(pid)}
 
     def _is_ready(self) -> bool:
         """The file of a run that was killed says "ready" too, but names another supervisor."""
@@ -206,7 +216,8 @@ class FleetProcess:
         return "\n".join(f"== {log.name}\n{log.read_text()[-3000:]}" for log in logs)
 
 
-def _with_descendants(roots: set[int]) -> set[int]:
+def with_descendants(roots: set[int]) -> set[int]:
+    """Return these processes and all that they have started, directly or not."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -116,7 +116,7 @@ def test_a_replica_that_would_not_stay_up_ends_the_fleet_with_code_4(
     ("arguments", "code", "message"),
     [
         (("--redis", "redis://127.0.0.1:1/0"), 3, "Redis at redis://127.0.0.1:1/0: "),
-        (("--redis", "localhost"), 2, "Redis URL 'localhost': expected redis://"),
+        (("--redis", "localhost"), 2, "redis: index_url must be `embedded`, or begin with one of"),
         (("--model", "/nowhere/model"), 2, "/nowhere/model: no tokenizer.json"),
         (("--executor", "model", "--model", "/nowhere/model"), 3, "/nowhere/model"),
     ],

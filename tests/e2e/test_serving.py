@@ -132,6 +132,12 @@ def test_a_recorded_decision_reproduces_the_choice(fleet: FleetProcess) -> None:
     assert str(decision.winner.target.replica) in reply.headers["x-prefixfleet-replica"]
 
 
+def test_a_look_at_the_fleet_that_is_piped_has_whole_request_ids(fleet: FleetProcess) -> None:
+    reply = fleet.post("/v1/completions", completion(list(range(8))))
+    shown = fleet.command("top", "--once").stdout
+    assert reply.headers["x-request-id"] in shown.split()
+
+
 def test_a_replica_refuses_whoever_lacks_the_internal_token(fleet: FleetProcess) -> None:
     url = fleet.file.replicas[0].url
     for key in (None, "", fleet.key(), fleet.file.admin_key):

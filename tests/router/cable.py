@@ -1,4 +1,4 @@
-"""A TCP connection to a replica that a test can cut, as the death of its process would."""
+"""A TCP connection to a server that a test can cut, as the death of its process would."""
 
 from __future__ import annotations
 
@@ -9,33 +9,48 @@ from urllib.parse import urlsplit
 
 
 class Cable:
-    """Passes bytes on between a free port and a server; `cut` ends all of it for good."""
+    """Passes bytes on between a free port and a server; `cut` ends all of it until `mend`."""
 
     def __init__(self, url: str) -> None:
         target = urlsplit(url)
         self._host, self._port = target.hostname, target.port
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._is_cut = False
         self.cut_after_bytes: int | None = None
         self.num_bytes = 0
         self.url = ""
 
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+    async def start(self, port: int = 0) -> None:
+        self._server = await asyncio.start_server(self._connect, "127.0.0.1", port)
         port = self._server.sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
 
     def cut(self) -> None:
-        """Refuse new connections and reset the open ones."""
+        """Refuse new connections and reset the others, also those that are just being opened."""
+        self._is_cut = True
         if self._server is not None:
             self._server.close()
             self._server = None
         for writer in self._writers:
             writer.transport.abort()
 
+    async def mend(self) -> None:
+        """Take connections again where they were taken before."""
+        self._is_cut = False
+        await self.start(urlsplit(self.url).port or 0)
+
     async def _connect(self, near: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
-        far, server = await asyncio.open_connection(self._host, self._port)
-        self._writers |= {client, server}
+        self._writers.add(client)
+        try:
+            far, server = await asyncio.open_connection(self._host, self._port)
+        except OSError:
+            client.transport.abort()
+            self._writers.discard(client)
+            return
+        self._writers.add(server)
+        if self._is_cut:  # since this connection began
+            self.cut()
         await asyncio.gather(
             self._pass_on(near, server), self._answer(far, client), return_exceptions=True
         )

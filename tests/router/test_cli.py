@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import socket
 import subprocess
@@ -65,6 +66,23 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
     assert f"usage: prefixfleet {name}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("words", ["help key", "key --help", "--help key", "key -h"])
+def test_a_group_of_commands_lists_its_own(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, *words.split())
+    assert (code, err) == (0, "")
+    listed = re.findall(r"^  ([a-z-]+ [a-z-]+)  ", out, re.M)
+    assert listed == [name for name in COMMANDS if name.startswith("key ")]
+
+
+def test_help_may_stand_before_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["help", "key", "create"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith(
+        "usage: prefixfleet key create TENANT ALIAS [options]\n"
+    )
+
+
 def test_without_a_command_the_help_is_printed_and_the_code_is_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -77,20 +95,35 @@ def test_without_a_command_the_help_is_printed_and_the_code_is_2(
     ("words", "message"),
     [
         ("upp", "unknown command 'upp'; did you mean 'up'?"),
-        ("index statsu", "unknown command 'index statsu'; did you mean 'index status'?"),
+        ("index statsu", "unknown command 'index statsu'; did you mean 'status'? Known: bri"),
         ("replica", "replica needs one of: replica list, replica reset-cache"),
         ("--port 1", "unknown option --port; options of a command follow its name"),
         ("up --prot 1", "up: unknown option --prot; did you mean '--port'?"),
         ("up here", "up: unexpected argument 'here'; see `prefixfleet up --help`"),
+        ("up --port 70000", "router.port: expected a whole number of at most 65535 (70000)"),
+        (
+            "up --redis localhost",
+            "flag for redis.index_url: redis: index_url must be `embedded`, o",
+        ),
+        ("gateway --redis redis://h --host 999.1.1.1", "cannot listen on 999.1.1.1: "),
+        ("engine demo --dtype auto --kv-cache-memory-bytes 0", "flag for worker.kv_cache_memory"),
+        ("logs --lines 0", "--lines 0: expected 1 or more"),
+        ("index status --redis redis://h", "secrets.json: no such file; name the fleet's run dir"),
+        ("index explain --ids a,b", "--ids a,b: token ids, such as 12,7,99"),
+        ("top --admin-url localhost:1", "--admin-url localhost:1: expected http://HOST:PORT or"),
+        ("top --admin-url http://h --admin-key ä", "--admin-key: a key has neither blanks nor"),
+        ("replay calibrate -o x --url h", "h: expected a URL such as http://HOST:PORT"),
+        ("replay calibrate -o x --repeats none", "--repeats: 'none' is not a whole number from 1"),
         ("up --port many", "up: argument --port: invalid int value: 'many'"),
         ("up --replicas 0", "flag for fleet.replicas: fleet.replicas: "),
         ("up --dtype int3", "flag for worker.dtype: worker.dtype: 'int3' is not allowed; choose"),
         ("up -c", "-c needs a file: -c FILE"),
+        ("up -c .", ".: cannot be read: Is a directory"),
         ("config check -c gone.yaml", "gone.yaml: no such file"),
         ("engine demo --pipeline-parallel-size 2", "unknown option --pipeline-parallel-size"),
         ("gateway --replica http://e --policy best", "router.default_policy: no policy 'best'; th"),
         ("gateway", "a gateway alone needs engines: name them with --replica URL"),
-        ("gateway --replica localhost:1", "flag for router.replicas: router.replicas[0].url"),
+        ("gateway --replica h:1", "router.replicas[0].url: expected text like ^https?://"),
     ],
 )
 def test_a_mistake_is_one_line_with_a_way_out_and_code_2(
@@ -174,6 +207,29 @@ def test_a_start_that_fails_leaves_the_keys_of_the_run_before(
     assert read_fleet_file(run_dir) == before
     assert [path.name for path in run_dir.path.glob("fleet*")] == ["fleet.json"]
     assert run_dir.owner_pid() is None
+
+
+def test_a_file_that_cannot_be_written_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run/lock").mkdir(parents=True)
+    code, _, err = run(capsys, "up", "--run-dir", "run")
+    assert (code, err) == (1, f"prefixfleet: {Path.cwd()}/run/lock: Is a directory\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tenants: [{name: a}, {name: a}]", "f.yaml: tenants: the name 'a' is used twice"),
+        (
+            "router: {replicas: [{url: 'http://h:1'}, {url: 'http://h:1/v1'}]}",
+            "f.yaml: router: replicas: two are called 'h:1'; give one a `name`",
+        ),
+    ],
+)
+def test_what_is_there_twice_is_found_by_checking(
+    text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("f.yaml").write_text(text)
+    assert run(capsys, "config", "check", "-c", "f.yaml") == (2, "", f"prefixfleet: {message}\n")
 
 
 def test_doctor_finds_a_port_in_use_and_says_it_in_json(

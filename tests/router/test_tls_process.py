@@ -7,6 +7,7 @@ import ssl
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,30 @@ async def test_commands_trust_the_authority_they_are_given(
         )
         monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
         assert (await command("replica", "list"))[0] == 0
+
+
+async def test_the_end_of_the_certificate_that_is_served_is_a_metric(
+    tmp_path: Path, authority: Authority
+) -> None:
+    first, second = datetime(2040, 1, 1, tzinfo=UTC), datetime(2041, 1, 1, tzinfo=UTC)
+    tls = authority.issue("localhost", not_after=first)
+    series = f'prefixfleet_tls_certificate_expires_timestamp_seconds{{file="{tls.certificate}"}}'
+    async with running(tmp_path, tls) as at:
+        context = ssl.create_default_context(cafile=str(authority.file))
+
+        def exported() -> float:
+            with urllib.request.urlopen(f"{at.admin_url}/metrics", context=context) as answer:
+                lines = answer.read().decode().splitlines()
+            (value,) = (line.removeprefix(series) for line in lines if line.startswith(series))
+            return float(value)
+
+        assert await asyncio.to_thread(exported) == first.timestamp()
+        authority.issue("localhost", not_after=second)
+
+        async def moved() -> bool:
+            return await asyncio.to_thread(exported) == second.timestamp()
+
+        await until(moved)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from worker.cpu.machine import available_memory_bytes, num_cores
 from worker.grammar.llguidance_backend import GrammarTokenizer, LlguidanceBackend
 from worker.model.config import ModelConfig, read_model_config
 from worker.model.dtypes import dtype_name, resolve_dtype
-from worker.model.kv_layout import KVLayout, kv_layout
+from worker.model.kv_layout import KVLayout, check_state_size, kv_layout
 from worker.model.load import load_model
 from worker.model.parallel import ALONE, RankGroup
 from worker.model.shard import local_config, shard_of
@@ -74,8 +74,13 @@ class UniprocExecutor:
         config = read_model_config(folder)
         precision = resolve_dtype(dtype)
         layout = kv_layout(config.num_layers, config.windows)
+        shard = shard_of(config, rank=ranks.rank, size=ranks.size)
+        local = local_config(config, shard)
+        check_state_size(
+            local, num_channels=len(shard.channels), block_size=engine_config.block_size
+        )
         plan = _plan(
-            local_config(config, shard_of(config, rank=ranks.rank, size=ranks.size)),
+            local,
             layout,
             precision,
             engine_config,

@@ -236,7 +236,7 @@ def check_supported(config: ModelConfig) -> None:
     if not plain:
         raise ConfigError(
             f"{config.architecture} does not run on a GPU yet (it is not native, or has sliding "
-            "windows, experts or Gemma's norms); set worker.device to cpu"
+            "windows, short convolutions, experts or Gemma's norms); set worker.device to cpu"
         )
 
 

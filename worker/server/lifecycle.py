@@ -115,6 +115,7 @@ async def _serve_until_end(front: ReplicaFront, client: EngineClient, stop: Stop
         await _wait_idle(front, _CUT_OFF_S, stop)
         return EXIT_ENGINE_DEAD
     front.become_draining()
+    front.report_now()
     _log.info("draining active=%d timeout_s=%g", front.num_active, front.spec.drain_timeout_s)
     await _wait_idle(front, front.spec.drain_timeout_s, stop)
     _log.info("stopped cut_off=%d", front.num_active)

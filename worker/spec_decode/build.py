@@ -100,7 +100,8 @@ def _draft_model(
         )
     if any(window is not None for window in model_config.windows):
         raise ConfigError(
-            f"engine.speculation.model {folder} has sliding windows, which draft models may not"
+            f"engine.speculation.model {folder} has layers that do not read the whole past, which "
+            "draft models may not"
         )
     size = engine_config.block_size
     return DraftModelProposer(

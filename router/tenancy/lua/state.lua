@@ -9,6 +9,9 @@
 --   keys                 HASH    sha256 of a key -> StoredKey (JSON)
 --   admins               HASH    sha256 of an admin key -> StoredAdmin (JSON)
 --   gateways             ZSET    gateway -> instant at which its lease lapses
+--   retries              STRING  retries that no gateway has been granted
+--   granted              HASH    gateway -> granted, earned, spent (msgpack)
+--   says                 HASH    gateway -> what it tells the others (JSON)
 --   window:<scope>       HASH    <second>r, <second>t: requests and tokens claimed in that second
 --   running:<scope>      HASH    gateway -> requests that it has running
 --   spent:<scope>:<p>    STRING  tokens charged in a day (2026-11-29) or month (2026-11)

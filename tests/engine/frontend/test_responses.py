@@ -123,6 +123,7 @@ def test_tools_and_formats_take_the_shape_of_chat() -> None:
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
+        ({"background": 0}, "background"),
         ({"messages": []}, "messages"),
         ({"input": []}, "input"),
         ({"input": None}, "input"),

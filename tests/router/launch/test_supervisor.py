@@ -8,11 +8,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from router.launch.down import is_alive
+from router.launch.process_group import Inherited
 from router.launch.restart import RestartPolicy
 from router.launch.supervisor import ChildFailedError, ChildSpec, Supervisor
 
@@ -162,3 +165,87 @@ async def test_groups_end_one_after_the_other(tmp_path: Path) -> None:
     await watched.supervisor.wait_ready(["redis", "gateway"], timeout_s=10)
     await watched.supervisor.stop_all([["gateway"], ["redis"]])
     assert watched.pids[-2:] == [("gateway", None), ("redis", None)]
+
+
+LEAVES_ON_USR1 = (
+    "import signal, sys; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0)); " + SERVE
+)
+
+
+def version(folder: Path, number: int, code: str) -> ChildSpec:
+    """Describe the same child in another version, ready by a file of its own."""
+    spec = child(folder, code, name=f"v{number}")
+    return replace(spec, name="child", retire_signal=signal.SIGUSR1)
+
+
+async def test_a_replaced_child_goes_on_until_its_successor_is_ready(tmp_path: Path) -> None:
+    watched = Watched()
+    watched.supervisor.start(version(tmp_path, 1, LEAVES_ON_USR1))
+    await watched.supervisor.wait_ready(["child"], timeout_s=10)
+    old = watched.pid("child")
+    await watched.supervisor.replace(version(tmp_path, 2, LEAVES_ON_USR1), timeout_s=10)
+    assert watched.pid("child") != old
+    await until(lambda: not is_alive(old), "the old one leaves by itself")
+    assert watched.pids[-1] == ("child", watched.pid("child"))  # Its end is no news of the new one.
+    await watched.supervisor.stop_all([["child"]])
+    assert not is_alive(watched.pid("child"))
+
+
+async def test_a_successor_that_does_not_get_ready_leaves_the_old_one_in_its_place(
+    tmp_path: Path,
+) -> None:
+    watched = Watched()
+    watched.supervisor.start(version(tmp_path, 1, SERVE))
+    await watched.supervisor.wait_ready(["child"], timeout_s=10)
+    old = watched.pid("child")
+    with pytest.raises(ChildFailedError, match=r"^no$"):
+        await watched.supervisor.replace(
+            version(tmp_path, 2, "import sys; print('error: no'); sys.exit(2)"), timeout_s=10
+        )
+    assert watched.pids[-1] == ("child", old)
+    assert is_alive(old)
+    await watched.supervisor.stop_all([])
+    assert not is_alive(old)
+
+
+async def test_one_that_is_still_leaving_ends_with_the_others(tmp_path: Path) -> None:
+    stays = "import signal; signal.signal(signal.SIGUSR1, signal.SIG_IGN); " + SERVE
+    watched = Watched()
+    watched.supervisor.start(version(tmp_path, 1, stays))
+    await watched.supervisor.wait_ready(["child"], timeout_s=10)
+    old = watched.pid("child")
+    await watched.supervisor.replace(version(tmp_path, 2, stays), timeout_s=10)
+    assert is_alive(old)
+    await watched.supervisor.stop_all([])
+    assert not is_alive(old)
+
+
+async def test_a_child_that_is_not_needed_fails_alone_until_it_is(tmp_path: Path) -> None:
+    watched = Watched()
+    watched.supervisor.start(child(tmp_path, SERVE, name="other"))
+    watched.supervisor.start(child(tmp_path, "raise SystemExit(2)"), is_needed=False)
+    with pytest.raises(ChildFailedError):
+        await watched.supervisor.wait_ready(["child"], timeout_s=10)
+    await watched.supervisor.wait_ready(["other"], timeout_s=10)
+    watched.supervisor.need("child")
+    with pytest.raises(ChildFailedError):
+        await watched.supervisor.wait_failure()
+    await watched.supervisor.stop_all([])
+
+
+async def test_a_child_inherits_what_is_handed_over_before_each_start(tmp_path: Path) -> None:
+    note, number = tmp_path / "note", count(1)
+    code = f"import sys, pathlib; pathlib.Path(r'{note}').write_text(sys.stdin.read()); " + SERVE
+    ends: list[int] = []
+    spec = replace(
+        child(tmp_path, code),
+        hand_over=lambda: Inherited(stdin=f"start {next(number)}".encode()),
+        on_end=ends.append,
+    )
+    watched = Watched()
+    watched.supervisor.start(spec)
+    await until(lambda: note.exists() and note.read_text() == "start 1", "the first word")
+    os.kill(watched.pid("child"), signal.SIGKILL)
+    await until(lambda: note.read_text() == "start 2", "the second word")
+    assert ends == [1]
+    await watched.supervisor.stop_all([])

@@ -23,8 +23,10 @@ from tests.router.running_gateway import (
 class Shell:
     """Runs commands against one gateway and keeps what they print."""
 
-    def __init__(self, running: Running, capsys: pytest.CaptureFixture[str]) -> None:
-        self._options = ["--admin-url", running.admin_url, "--admin-key", ADMIN_KEY]
+    def __init__(
+        self, running: Running, capsys: pytest.CaptureFixture[str], *, key: str = ADMIN_KEY
+    ) -> None:
+        self._options = ["--admin-url", running.admin_url, "--admin-key", key]
         self._capsys = capsys
 
     async def run(self, *words: str) -> tuple[int, str]:
@@ -87,6 +89,20 @@ async def test_mistakes_on_the_command_line_name_the_flag(
             2,
             "prefixfleet: --expires: a day such as 2026-12-31, not 'soon'\n",
         )
+        assert await shell.run("key", "create", "acme", "ci", "--expires", "2020-01-01") == (
+            2,
+            "prefixfleet: --expires 2020-01-01: that day is over\n",
+        )
+        assert await shell.run("key", "rotate", "acme", "ci", "--grace-hours", "-1") == (
+            2,
+            "prefixfleet: --grace-hours -1: from 0 to 2160\n",
+        )
+        stranger = Shell(running, capsys, key="sk-wrong")
+        assert await stranger.run("tenant", "create", "acme") == (
+            2,
+            "prefixfleet: this needs an admin key of the fleet: --admin-key, or the variable "
+            "PREFIXFLEET_ADMIN_KEY\n",
+        )
         code, text = await shell.run("tenant", "update", "acme")
         assert (code, "nothing to change" in text) == (2, True)
 
@@ -125,8 +141,9 @@ async def test_a_policy_is_bound_to_a_tenant_from_its_next_request_on(
         assert policies == ["prefix_cost", "least_load"]
         listed = await shell.json("policy", "list")
         assert {row["policy"]: row["tenants"] for row in listed}["least_load"] == "acme"
+        assert [row["policy"] for row in listed if row["default"]] == ["prefix_cost"]
         code, text = await shell.run("policy", "set", "acme", "nearest")
-        assert (code, "no policy 'nearest'" in text) == (1, True)
+        assert (code, "no policy 'nearest'" in text) == (2, True)
         assert (await shell.run("policy", "set", "acme", "default"))[0] == 0
 
 
@@ -146,4 +163,4 @@ async def test_admin_keys_from_the_command_line(capsys: pytest.CaptureFixture[st
         assert await shell.run("admin", "delete", "lead") == (0, "lead: deleted\n")
         assert (await running.admin("/admin/tenants/acme", key=key))[0] == 401
         code, text = await shell.run("admin", "create", "x", "tenant-admin")
-        assert (code, "a tenant-admin needs one" in text) == (1, True)
+        assert (code, "a tenant-admin needs one" in text) == (2, True)

@@ -11,7 +11,17 @@ from kvindex.foundation.errors import DependencyError
 from router.config import Limits
 from router.tenancy.fleet_limiter import FleetLimiter
 from router.tenancy.limit_ledger import LimitLedger
-from router.tenancy.limits import Claim, Heartbeat, Scope, ScopeUse, Settlement, Spent, Verdict
+from router.tenancy.limits import (
+    Claim,
+    Exchanged,
+    Heartbeat,
+    Notice,
+    Scope,
+    ScopeUse,
+    Settlement,
+    Spent,
+    Verdict,
+)
 from router.tenancy.local_limiter import LocalLimiter
 
 NOON = 1_796_126_400.0
@@ -40,6 +50,10 @@ class Store:
     async def heartbeat(self, *, lease_s: float) -> Heartbeat:
         self._check()
         return await self._limiter.heartbeat(lease_s=lease_s)
+
+    async def exchange(self, notice: Notice) -> Exchanged:
+        self._check()
+        return await self._limiter.exchange(notice)
 
     async def recall(self, accounts: Sequence[Spent]) -> None:
         self._check()
