@@ -6,7 +6,6 @@ Pure arithmetic; which candidates are let through, and which one wins, is decide
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
 
 from router.policy.ledger import Account
 from router.policy.types import Candidate, Exclusion, PlanRequest, TargetView
@@ -18,19 +17,27 @@ USABLE_KV = 0.9
 """The share of a KV cache that running requests fill before it evicts what waiting ones had."""
 
 
-def usual_rate(views: Sequence[TargetView], default: float) -> float:
-    """Return the prefill rate assumed of a target that was never measured: that of its peers.
+RATE_NOISE = 5.0
+"""Prefill rates that differ by less say more of the last prompts' sizes than of the targets."""
 
-    Anything else would make the unmeasured ones look better, or worse, than they are.
+
+def comparable_rates(views: Sequence[TargetView], default: float) -> list[float]:
+    """Return the prefill rate of each target, `default` where none was measured.
+
+    What was never measured counts as the fastest, like everyone who is not clearly slower:
+    anything else would make some of them look better than others that are just the same.
     """
-    measured = [v.prefill_tokens_per_s for v in views if v.prefill_tokens_per_s]
-    return fmean(measured) if measured else default
+    fastest = max((view.prefill_tokens_per_s or 0.0 for view in views), default=0.0) or default
+    return [
+        measured if measured and measured * RATE_NOISE < fastest else fastest
+        for measured in (view.prefill_tokens_per_s for view in views)
+    ]
 
 
-def queue_of(view: TargetView, account: Account, usual_rate: float) -> tuple[int, float]:
+def queue_of(view: TargetView, account: Account, prefill_rate: float) -> tuple[int, float]:
     """Return the prefill that waits at a target, in tokens and in seconds."""
     queued = account.prefill_tokens + view.reserved_prefill_tokens
-    return queued, queued / (view.prefill_tokens_per_s or usual_rate)
+    return queued, queued / prefill_rate
 
 
 def make_candidate(

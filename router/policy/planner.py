@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from router.policy.breaker import Breaker
-from router.policy.candidates import make_candidate, queue_of, usual_rate
+from router.policy.candidates import comparable_rates, make_candidate, queue_of
 from router.policy.choice import choose, scored, without_holders
 from router.policy.fair_share import Charged, Rival
 from router.policy.ledger import Entry, Ledger
@@ -345,13 +345,13 @@ class Planner:
         self, request: PlanRequest, views: Sequence[TargetView], now: float
     ) -> list[Candidate]:
         config = self._config
-        usual = usual_rate(views, config.prefill_tokens_per_s)
+        rates = comparable_rates(views, config.prefill_tokens_per_s)
         longest = max((view.matched_blocks for view in views), default=0)
         num_shared = self._heat.num_shared_blocks(request.hashes[:longest], now)
         found = []
-        for view in views:
+        for view, rate in zip(views, rates, strict=True):
             account = self.ledger.account(view.target)
-            queue = queue_of(view, account, usual)
+            queue = queue_of(view, account, rate)
             excluded = self._exclusion(request, view, queue_s=queue[1], now=now)
             found.append(
                 make_candidate(
@@ -359,7 +359,7 @@ class Planner:
                     view,
                     account,
                     queue=queue,
-                    prefill_rate=view.prefill_tokens_per_s or usual,
+                    prefill_rate=rate,
                     num_shared_blocks=num_shared,
                     excluded=excluded,
                     max_siblings=config.max_siblings,

@@ -40,7 +40,7 @@ class PrefixCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     weighs_cache: ClassVar[bool] = True
 
     work_weight: NonNegative = 1.0
-    decode_horizon_tokens: NonNegative = 128.0
+    decode_horizon_tokens: NonNegative = 256.0
     stay_factor: NonNegative = 8.0
     max_stay_s: NonNegative = 8.0
     tie_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.05

@@ -87,7 +87,7 @@ def test_explain_tells_what_it_needs(used_fleet: FleetProcess) -> None:
     assert (neither.returncode, neither.stdout) == (2, "")
     assert "give a prompt, or --ids with token ids" in neither.stderr
     no_tenant = used_fleet.command("index", "explain", "hello")
-    assert no_tenant.returncode == 1
+    assert no_tenant.returncode == 2
     assert "tenant: name one of acme, globex" in no_tenant.stderr
     as_text = used_fleet.command("index", "explain", "hello", "--tenant", "acme")
     assert as_text.returncode == 0, as_text.stderr

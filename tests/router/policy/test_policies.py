@@ -214,3 +214,20 @@ def test_policies_and_parameters_that_do_not_exist_are_named() -> None:
         build_policy("prefix_cost", {"speed": 1.0}, owner="tenants.acme")
     with pytest.raises(ConfigError, match=r"least_load: Expected `float` > 0"):
         build_policy("least_load", {"tokens_per_request": 0.0}, owner="tenants.acme")
+
+
+def test_rates_that_say_more_of_the_last_prompts_than_of_the_target_move_nobody() -> None:
+    """Short prompts were computed at 1,300 tokens/s by one, long ones at 6,000 by its equal."""
+    turn = ask(num_tokens=400)
+    there = view("a", matched_blocks=20, prefill_tokens_per_s=1300.0, num_reserved=1)
+    assert winner(planner().plan(turn, [there, view("b", prefill_tokens_per_s=6000.0)], 0.0)) == "a"
+
+
+def test_a_target_that_is_clearly_slower_is_charged_for_it() -> None:
+    slow, fast = view("a", prefill_tokens_per_s=1000.0), view("b", prefill_tokens_per_s=6000.0)
+    waits = {"num_reserved": 1, "reserved_prefill_tokens": 100}
+    assert winner(planner().plan(ask(num_tokens=400), [slow, fast], 0.0)) == "b"
+    busy = view("b", prefill_tokens_per_s=6000.0, **waits)
+    assert winner(planner().plan(ask(num_tokens=400), [slow, busy], 0.0)) == "b"
+    unknown = view("c", prefill_tokens_per_s=None)
+    assert winner(planner().plan(ask(num_tokens=400), [slow, unknown, busy], 0.0)) == "c"

@@ -70,7 +70,7 @@ def test_a_warm_up_is_not_counted_and_said() -> None:
 def test_several_replays_are_compared_fleet_by_fleet() -> None:
     lines = compare([report(mode="open"), report(mode="open", policy="hash_of_prefix")])
     assert [line.partition(":")[2].split(",")[0] for line in lines] == [
-        " most hits hash_of_prefix",
+        " most hits prefix_cost",
         " shortest TTFT p95 prefix_cost",
     ]
 
