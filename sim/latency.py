@@ -21,7 +21,6 @@ _ATTAINED_COMPUTE = 0.5
 _ATTAINED_BANDWIDTH = 0.7
 _LAUNCH_S = 0.001
 _TYPICAL_CONTEXT = 2000
-_TYPICAL_BATCH = 16
 
 
 class LatencyModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,17 +58,6 @@ class LatencyModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Speed of a long prefill step, reading half of a typical context; 0 when free."""
         per_token = self.per_prefill_token_s + _TYPICAL_CONTEXT / 2 * self.per_prefill_pair_s
         return 1.0 / per_token if per_token else 0.0
-
-    @property
-    def decode_tokens_per_s(self) -> float:
-        """Speed of a typical decode batch, all its requests together; 0 when free."""
-        step_s = self.step_s(
-            prefill_tokens=0,
-            prefill_pairs=0,
-            decodes=_TYPICAL_BATCH,
-            context=_TYPICAL_BATCH * _TYPICAL_CONTEXT,
-        )
-        return _TYPICAL_BATCH / step_s if step_s else 0.0
 
 
 class _Gpu(msgspec.Struct, frozen=True):

@@ -62,7 +62,6 @@ class OrderOnly:
         report = LoadReport(
             mode="EXACT",
             prefill_tokens_per_s=latency.prefill_tokens_per_s,
-            decode_tokens_per_s=latency.decode_tokens_per_s,
         )
         for feed in self._feeds:
             for target in self._targets:

@@ -25,8 +25,8 @@ from sim.latency import PROFILES
 from sim.plan_file import PlannedParser
 from sim.replay_values import failure_of, tenant_of, window_of
 from sim.trace_file import TraceFile
+from sim.traces.reading_flags import add_reading
 from sim.traces.registry import FORMATS
-from sim.traces.row import Lengths, Tail
 from sim.traces.trace import Trace
 
 _DEFAULT = ReplayConfig()
@@ -55,16 +55,7 @@ def add_trace(parser: CommandParser) -> None:
         metavar="TOKENS",
         help="tokens in a block (default: as the file tells)",
     )
-    group.add_argument(
-        "--tail",
-        choices=get_args(Tail),
-        help="whether a partial block has an id (default: as the format has it)",
-    )
-    group.add_argument(
-        "--lengths",
-        choices=get_args(Lengths),
-        help="approximate: off by one id is no error (default: as the format has it)",
-    )
+    add_reading(group)
 
 
 def _add_traffic(parser: CommandParser) -> None:

@@ -21,6 +21,7 @@ from router.config import GatewaySpec, RouterConfig, StaticReplica, TenantConfig
 from router.launch.children import GATEWAY, url_of
 from router.launch.config import FleetConfig, config_source, load_fleet_config
 from router.launch.plan import settle_router
+from router.launch.port_flags import add_ports
 from router.launch.run_dir import RunDirectory, write_private
 from router.launch.secrets import load_or_create_secrets
 from router.policy.registry import POLICIES
@@ -55,14 +56,7 @@ def _parser(invocation: Invocation) -> CommandParser:
         help="an engine that serves already; may be repeated (default: router.replicas)",
     )
     parser.override("--host", "router.host", metavar="ADDRESS", help="where the API listens")
-    parser.override("--port", "router.port", type=int, help="port of the API, 0 for a free one")
-    parser.override(
-        "--admin-port",
-        "router.admin_port",
-        type=int,
-        metavar="PORT",
-        help="port of the admin API, 0 likewise",
-    )
+    add_ports(parser)
     parser.override(
         "--redis",
         "redis.index_url",

@@ -32,6 +32,7 @@ from router.launch.fleet_file import (
 )
 from router.launch.model_folder import chosen_model
 from router.launch.plan import FleetPlan, make_plan, settle_router
+from router.launch.port_flags import add_ports
 from router.launch.progress import Progress
 from router.launch.ray_plan import look_at_cluster, settle_on_ray
 from router.launch.run_dir import RunDirectory
@@ -63,14 +64,7 @@ def up(invocation: Invocation) -> int:
 
 def _read_flags(invocation: Invocation) -> dict[str, object]:
     parser = CommandParser(invocation, "Start a fleet on this machine and keep it running.")
-    parser.override("--port", "router.port", type=int, help="port of the API, 0 for a free one")
-    parser.override(
-        "--admin-port",
-        "router.admin_port",
-        type=int,
-        metavar="PORT",
-        help="port of the admin API, 0 likewise",
-    )
+    add_ports(parser)
     parser.override(
         "--replicas", "fleet.replicas", type=int, metavar="N", help="how many share this machine"
     )

@@ -318,7 +318,8 @@ class Planner:
         if request.attempt > 1 or not most:
             return 0.0
         assert request.block_size is not None, "what is cached has a chain"
-        return self._heat.touch(request.hashes[most // request.block_size - 1], now)
+        num_blocks = most // request.block_size
+        return self._heat.touch(request.hashes[num_blocks - 1], num_blocks, now)
 
     def _copy(
         self,
@@ -347,7 +348,8 @@ class Planner:
         config = self._config
         rates = comparable_rates(views, config.prefill_tokens_per_s)
         longest = max((view.matched_blocks for view in views), default=0)
-        num_shared = self._heat.num_shared_blocks(request.hashes[:longest], now)
+        longest = min(longest, len(request.hashes))
+        num_shared = self._heat.num_shared_blocks(request.hashes, longest, now)
         found = []
         for view, rate in zip(views, rates, strict=True):
             account = self.ledger.account(view.target)

@@ -29,23 +29,31 @@ class PrefixHeat:
 
     half_life_s: float = HALF_LIFE_S
     _heat: OrderedDict[bytes, _Heat] = field(default_factory=OrderedDict)
+    # prefix -> its blocks, of those that were shared at some time; few, so that looking is quick
+    _once_shared: dict[bytes, int] = field(default_factory=dict)
 
-    def touch(self, prefix: bytes, now: float) -> float:
+    def touch(self, prefix: bytes, num_blocks: int, now: float) -> float:
         """Count a placement that found a prefix and no more of its prompt; return the heat."""
         heat = self._heat.setdefault(prefix, _Heat(0.0, now))
         self._heat.move_to_end(prefix)
         heat.count = self._left(heat, now) + 1.0
         heat.at = now
+        if heat.count >= SHARED_BY:
+            self._once_shared[prefix] = num_blocks
         if len(self._heat) > MAX_PREFIXES:
-            self._heat.popitem(last=False)
+            forgotten, _ = self._heat.popitem(last=False)
+            self._once_shared.pop(forgotten, None)
         return heat.count
 
-    def num_shared_blocks(self, hashes: Sequence[bytes], now: float) -> int:
-        """Return how many of these leading blocks are what several conversations begin with."""
-        for position in range(len(hashes), 0, -1):
-            heat = self._heat.get(hashes[position - 1])
-            if heat is not None and self._left(heat, now) >= SHARED_BY:
-                return position
+    def num_shared_blocks(self, hashes: Sequence[bytes], longest: int, now: float) -> int:
+        """Return how many of the first `longest` blocks several conversations begin with.
+
+        O(distinct lengths of shared prefixes), however long the prompt.
+        """
+        for length in sorted(set(self._once_shared.values()), reverse=True):
+            prefix = hashes[length - 1] if length <= longest else b""
+            if prefix in self._once_shared and self._left(self._heat[prefix], now) >= SHARED_BY:
+                return length
         return 0
 
     def _left(self, heat: _Heat, now: float) -> float:

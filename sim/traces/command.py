@@ -18,8 +18,9 @@ from kvindex.foundation.arguments import CommandParser, Invocation
 from kvindex.foundation.clock import SystemClock
 from sim.progress import progress_bar
 from sim.traces.measure import trace_stats
+from sim.traces.reading_flags import add_reading
 from sim.traces.registry import FORMATS
-from sim.traces.row import Lengths, Tail, TraceHeader, TraceRow
+from sim.traces.row import TraceHeader, TraceRow
 from sim.traces.stats_text import stats_text
 from sim.traces.synth import Synthesizer, SynthPlan
 from sim.traces.tenants import TenantOverlay, Unit, choose_unit, largest, servegen_weights
@@ -163,16 +164,7 @@ def _input_parser(invocation: Invocation, description: str) -> CommandParser:
         metavar="TOKENS",
         help="tokens in a block (default: as the file tells)",
     )
-    group.add_argument(
-        "--tail",
-        choices=get_args(Tail),
-        help="whether a partial block has an id (default: as the format has it)",
-    )
-    group.add_argument(
-        "--lengths",
-        choices=get_args(Lengths),
-        help="approximate: off by one id is no error (default: as the format has it)",
-    )
+    add_reading(group)
     group.add_argument(
         "--session-gap",
         type=_positive_float,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from engine.config import EngineConfig
@@ -285,3 +286,13 @@ def new_request(
         block_ids=[list(block_ids)],
         sampling=SamplingParams(temperature=0.0),
     )
+
+
+def rewrite_weights(folder: Path, name: str, tensor: torch.Tensor | None) -> None:
+    """Put another tensor in the place of one, or take it away."""
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    weights.pop(name, None)
+    if tensor is not None:
+        weights[name] = tensor
+    save_file(weights, file, metadata={"format": "pt"})

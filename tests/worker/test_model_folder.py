@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kvindex.foundation.errors import ConfigError, DependencyError
-from tests.worker.model_fixtures import executor_for, write_tiny_model
+from tests.worker.model_fixtures import executor_for, rewrite_weights, write_tiny_model
 from worker.model.config import read_model_config
 from worker.model.folder import ModelFolder, check_model_folder
 
@@ -130,15 +130,6 @@ def test_older_spellings_of_rotary_settings_are_read(folder: Path) -> None:
     assert read_model_config(folder).rope.theta == 5e5
     change_config(folder, rope_scaling={"type": "linear", "factor": 2.0})
     assert read_model_config(folder).rope.factor == 2.0
-
-
-def rewrite_weights(folder: Path, name: str, tensor: torch.Tensor | None) -> None:
-    file = folder / "model.safetensors"
-    weights = load_file(file)
-    weights.pop(name, None)
-    if tensor is not None:
-        weights[name] = tensor
-    save_file(weights, file, metadata={"format": "pt"})
 
 
 @pytest.mark.parametrize(

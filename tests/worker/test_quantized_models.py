@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
 from kvindex.foundation.errors import ConfigError, DependencyError
@@ -28,6 +27,7 @@ from tests.worker.model_fixtures import (
     load_reference,
     random_prompts,
     reference_greedy,
+    rewrite_weights,
     write_tiny_model,
 )
 from tests.worker.quantized_fixtures import KEPT_KINDS, KINDS, compressed_tensors, quantize
@@ -227,7 +227,7 @@ def test_damaged_weights_are_named(
     tmp_path: Path, kind: str, part: str, tensor: torch.Tensor | None, message: str
 ) -> None:
     folder, _ = quantize(write_tiny_model(tmp_path / "plain"), kind, into=tmp_path)
-    change_tensor(folder, f"{PROJECTION}.{part}", tensor)
+    rewrite_weights(folder, f"{PROJECTION}.{part}", tensor)
     with pytest.raises(DependencyError, match=message):
         executor_for(folder)
 
@@ -235,7 +235,7 @@ def test_damaged_weights_are_named(
 def test_integers_that_no_config_explains_are_refused(tmp_path: Path) -> None:
     folder = write_tiny_model(tmp_path)
     values = torch.ones(72, 128, dtype=torch.int8)
-    change_tensor(folder, f"{PROJECTION}.weight", values)
+    rewrite_weights(folder, f"{PROJECTION}.weight", values)
     with pytest.raises(DependencyError, match=r"is stored in I8, and config\.json does not say"):
         executor_for(folder)
 
@@ -244,12 +244,3 @@ def change_quantization(folder: Path, settings: object, **fields: object) -> Non
     file = folder / "config.json"
     config = json.loads(file.read_text()) | fields | {"quantization_config": settings}
     file.write_text(json.dumps(config))
-
-
-def change_tensor(folder: Path, name: str, tensor: torch.Tensor | None) -> None:
-    file = folder / "model.safetensors"
-    weights = load_file(file)
-    weights.pop(name, None)
-    if tensor is not None:
-        weights[name] = tensor
-    save_file(weights, file, metadata={"format": "pt"})

@@ -28,7 +28,7 @@ from worker.model.dtypes import dtype_name, resolve_dtype
 from worker.model.kv_layout import KVLayout, check_state_size, kv_layout
 from worker.model.load import load_model
 from worker.model.parallel import ALONE, RankGroup
-from worker.model.shard import local_config, shard_of
+from worker.model.shard import Shard, local_config, shard_of
 from worker.model.weights import weights_digest
 from worker.runner.memory import (
     KVCachePlan,
@@ -76,11 +76,9 @@ class UniprocExecutor:
         layout = kv_layout(config.num_layers, config.windows)
         shard = shard_of(config, rank=ranks.rank, size=ranks.size)
         local = local_config(config, shard)
-        check_state_size(
-            local, num_channels=len(shard.channels), block_size=engine_config.block_size
-        )
         plan = _plan(
             local,
+            shard,
             layout,
             precision,
             engine_config,
@@ -186,6 +184,7 @@ def execution_digest(
 
 def _plan(
     config: ModelConfig,
+    shard: Shard,
     layout: KVLayout,
     dtype: torch.dtype,
     engine_config: EngineConfig,
@@ -195,6 +194,7 @@ def _plan(
     ranks: RankGroup,
 ) -> KVCachePlan:
     """Size the KV cache, which has the precision of the weights; all ranks get as many blocks."""
+    check_state_size(config, num_channels=len(shard.channels), block_size=engine_config.block_size)
     bytes_per_token = 2 * layout.num_rows * config.num_kv_heads * config.head_dim * dtype.itemsize
     bytes_per_block = bytes_per_token * engine_config.block_size
     available_bytes = available_memory_bytes() // ranks.size

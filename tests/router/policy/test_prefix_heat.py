@@ -41,13 +41,13 @@ def test_the_turns_of_one_conversation_make_nothing_shared() -> None:
 
 def test_heat_halves_in_a_minute_and_the_longest_untouched_is_forgotten() -> None:
     heat = PrefixHeat()
-    assert [heat.touch(b"a", 0.0) for _ in range(4)] == [1.0, 2.0, 3.0, 4.0]
-    assert heat.num_shared_blocks((b"-", b"a", b"b"), 0.0) == 2
-    assert heat.num_shared_blocks((b"-", b"a", b"b"), 60.0) == 0  # 2 of 4 are left.
-    assert heat.touch(b"a", 60.0) == 3.0
+    assert [heat.touch(b"a", 2, 0.0) for _ in range(4)] == [1.0, 2.0, 3.0, 4.0]
+    assert heat.num_shared_blocks((b"-", b"a", b"b"), 3, 0.0) == 2
+    assert heat.num_shared_blocks((b"-", b"a", b"b"), 3, 60.0) == 0  # 2 of 4 are left.
+    assert heat.touch(b"a", 2, 60.0) == 3.0
     for i in range(MAX_PREFIXES):
-        heat.touch(str(i).encode(), 60.0)
-    assert heat.touch(b"a", 60.0) == 1.0
+        heat.touch(str(i).encode(), 1, 60.0)
+    assert heat.touch(b"a", 2, 60.0) == 1.0
 
 
 def test_a_request_that_waits_is_counted_when_it_is_placed_and_not_when_it_is_looked_at() -> None:
