@@ -1,11 +1,13 @@
 """Which router makes most of four replicas' caches: hit rate, time to first token, shed requests.
 
     python -m benchmarks.bench_fleet [--quick] [--json] [--requests N] [--rate R] [--dilation D]
-                                     [--peer NAME=COMMAND ...]
+                                     [--cpu] [--peer NAME=COMMAND ...]
 
 The replicas are ours: real scheduler, pool and KV events, scripted tokens, the step costs of a GPU
 made `dilation` times slower, as are the arrivals, so that the machine is not what counts. A run
-with less than 30 % idle CPU says nothing: its rows are called void. COMMAND starts a router, as in
+with less than 30 % idle CPU says nothing: its rows are called void. With `--cpu` there are two
+replicas that run the demo model, one thread each, and chat alone: they share the machine with the
+router, so nothing is void and figures are those of this machine. COMMAND starts a router, as in
 bench_gateway.py; clients of it carry the replicas' own token.
 """
 
@@ -20,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -38,9 +41,10 @@ from sim.traces.percentiles import percentile
 from tests.redis_server import running_server, valkey_binary
 
 _TOKEN = "token-of-the-benchmark"
-_NUM_REPLICAS = 4
 _AMPLE, _SCARCE = 4096, 220
 _MIN_IDLE = 0.3
+_CPU_RATE, _CPU_REQUESTS = 1.5, 60
+_KV_BYTES = 512 * 1024 * 1024
 _SETTLE_S = 1.0
 
 
@@ -65,14 +69,32 @@ class Outcome:
         return percentile(sorted(self.ttfts_s), 0.95) if self.ttfts_s else float("inf")
 
 
+def scripted(model: Path, *, num_blocks: int, dilation: float) -> dict[str, Any]:
+    """Return what makes a replica a scripted one with the step costs of a GPU."""
+    return {
+        "executor": "scripted",
+        "engine": {"max_num_batched_tokens": 2048, "max_step_s": 60.0},
+        "scripted": {
+            "num_blocks": num_blocks,
+            "vocab_size": load_bundle(model).json("config.json")["vocab_size"],
+            "first_token": 1000,
+            "cost": {name: cost * dilation for name, cost in STEP_COST.items()},
+        },
+    }
+
+
+def on_cpu() -> dict[str, Any]:
+    """Return what makes a replica run the model."""
+    return {"engine": {}, "kv_cache_memory_bytes": _KV_BYTES}
+
+
 @contextmanager
 def replicas(
-    folder: Path, redis_url: str, model: Path, *, num_blocks: int, dilation: float
+    folder: Path, redis_url: str, model: Path, *, count: int, kind: dict[str, Any]
 ) -> Iterator[list[int]]:
     """Run the replicas; yields their ports."""
-    vocab_size = load_bundle(model).json("config.json")["vocab_size"]
     with ExitStack() as stack:
-        ports = [fleet.free_port() for _ in range(_NUM_REPLICAS)]
+        ports = [fleet.free_port() for _ in range(count)]
         for i, port in enumerate(ports):
             settings = ReplicaSettings(
                 replica_id=f"replica-{i}",
@@ -82,7 +104,6 @@ def replicas(
                 served_models=(MODEL,),
                 dtype="float32",
                 num_threads=1,
-                engine={"max_num_batched_tokens": 2048, "max_step_s": 60.0},
                 internal_token=_TOKEN,
                 fleet_secret=fleet.SECRET,
                 index_url=redis_url,
@@ -91,13 +112,7 @@ def replicas(
                 renew_s=2.0,
                 lease_s=20.0,
                 drain_timeout_s=1.0,
-                executor="scripted",
-                scripted={
-                    "num_blocks": num_blocks,
-                    "vocab_size": vocab_size,
-                    "first_token": 1000,
-                    "cost": {name: cost * dilation for name, cost in STEP_COST.items()},
-                },
+                **kind,
             )
             stack.enter_context(
                 fleet.program(
@@ -182,14 +197,14 @@ def _cpu_ticks() -> tuple[int, int]:
 async def run(options: argparse.Namespace) -> list[Row]:
     """Play every workload before every router, with ample and with scarce cache."""
     rows: list[Row] = []
-    names = ["chat"] if options.quick else list(WORKLOADS)
+    names = ["chat"] if options.quick or options.cpu else list(WORKLOADS)
     model = options.model or demo_folder()
-    for label, num_blocks in (("scarce", _SCARCE), ("ample", _AMPLE)):
+    for label, kind in _kinds(options, model).items():
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pf-fleet-")))
             url = stack.enter_context(running_server(valkey_binary())).url
             ports = stack.enter_context(
-                replicas(folder, url, model, num_blocks=num_blocks, dilation=options.dilation)
+                replicas(folder, url, model, count=2 if options.cpu else 4, kind=kind)
             )
             routers = {
                 policy: stack.enter_context(ours(folder, url, policy))
@@ -206,21 +221,32 @@ async def run(options: argparse.Namespace) -> list[Row]:
                     await empty_caches(ports)
                     rate = options.rate / options.dilation
                     outcomes[name] = await play(group, arrivals, rate=rate)
-                rows += compare(f"{workload}, {label} cache", outcomes)
-        if options.quick:
-            break
+                rows += compare(
+                    f"{workload}, {label}", outcomes, min_idle=0.0 if options.cpu else _MIN_IDLE
+                )
     return rows
 
 
-def compare(title: str, outcomes: dict[str, Outcome]) -> list[Row]:
+def _kinds(options: argparse.Namespace, model: Path) -> dict[str, dict[str, Any]]:
+    """Return the fleets to measure, by their names."""
+    if options.cpu:
+        return {"CPU replicas": on_cpu()}
+    sizes = {"scarce cache": _SCARCE} | ({} if options.quick else {"ample cache": _AMPLE})
+    return {
+        label: scripted(model, num_blocks=num_blocks, dilation=options.dilation)
+        for label, num_blocks in sizes.items()
+    }
+
+
+def compare(title: str, outcomes: dict[str, Outcome], *, min_idle: float) -> list[Row]:
     """Set our default policy beside the best of the others; round robin of ours is one of them."""
     mine = outcomes["prefix_cost"]
     others = [outcome for name, outcome in outcomes.items() if name != "prefix_cost"]
     best_hit = max(other.hit for other in others)
     best_p95 = min(other.p95_s for other in others)
-    void = min(outcome.idle for outcome in outcomes.values()) < _MIN_IDLE
+    void = min(outcome.idle for outcome in outcomes.values()) < min_idle
     title = f"VOID (busy machine): {title}" if void else title
-    bound = "scarce" in title and "unique" not in title
+    bound = "ample" not in title and "unique" not in title
     goal = 0.7 if bound else 1.05
     rows = [
         Row(
@@ -250,17 +276,25 @@ def compare(title: str, outcomes: dict[str, Outcome]) -> list[Row]:
 def main() -> None:
     """Measure and print."""
     parser = fleet.router_flags(__doc__ or "")
-    parser.add_argument("--requests", type=int, default=240)
-    parser.add_argument("--rate", type=float, default=40.0, help="requests/s, before dilation")
-    parser.add_argument("--dilation", type=float, default=10.0)
+    parser.add_argument("--cpu", action="store_true", help="two replicas that run the demo model")
+    parser.add_argument("--requests", type=int)
+    parser.add_argument("--rate", type=float, help="requests/s, before dilation")
+    parser.add_argument("--dilation", type=float)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    options.requests = options.requests or (_CPU_REQUESTS if options.cpu else 240)
+    options.rate = options.rate or (_CPU_RATE if options.cpu else 40.0)
+    options.dilation = options.dilation or (1.0 if options.cpu else 10.0)
     if options.quick:
         options.requests = min(options.requests, 60)
     report = Report(
         claim="Exact placement finds more in the fleet's caches",
         machine=machine(),
-        settings={"replicas": _NUM_REPLICAS, "dilation": options.dilation, "rate": options.rate},
+        settings={
+            "replicas": "2, CPU" if options.cpu else "4, scripted",
+            "dilation": options.dilation,
+            "rate": options.rate,
+        },
         rows=uvloop.run(run(options)),
     )
     show(report, as_json=options.json)

@@ -13,14 +13,25 @@ import msgspec
 
 from kvindex.config import RedisConfig
 from kvindex.foundation.errors import ConfigError
+from kvindex.foundation.text_forms import text_form
 from router.policy.queueing import QueueConfig
 from router.policy.replication import ReplicationConfig
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
-Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-Sha256Hex = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
+Name = Annotated[
+    str,
+    text_form(
+        r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+        "a name (1 to 64 of a-z A-Z 0-9 . _ -, the first a letter or digit)",
+    ),
+]
+Sha256Hex = Annotated[str, text_form(r"^[0-9a-f]{64}$", "64 lower-case hex digits of SHA-256")]
+
+EventsAddress = Annotated[
+    str, text_form(r"^(auto|tcp://.+|ipc://.+)$", '"auto", tcp://… or ipc://…')
+]
 
 
 class StaticReplica(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,12 +46,12 @@ class StaticReplica(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     model folder is not on this machine.
     """
 
-    url: Annotated[str, msgspec.Meta(pattern=r"^https?://[^/]+.*$")]
+    url: Annotated[str, text_form(r"^https?://[^/]+.*$", "a URL, http:// or https://")]
     kind: Literal["auto", "openai", "vllm"] = "auto"
     name: Name | None = None
     api_key: str | None = None
-    events: Annotated[str, msgspec.Meta(pattern=r"^(auto|tcp://.+|ipc://.+)$")] | None = None
-    replay: Annotated[str, msgspec.Meta(pattern=r"^(tcp://.+|ipc://.+)$")] | None = None
+    events: EventsAddress | None = None
+    replay: Annotated[str, text_form(r"^(tcp://.+|ipc://.+)$", "tcp://… or ipc://…")] | None = None
     tokenizer: str | None = None
     data_parallel_size: Positive = 1
 

@@ -20,6 +20,7 @@ from engine.frontend.openai import ChatCompletionRequest, CompletionRequest, Gen
 from engine.frontend.ranges import MAX_CHOICES, check_num_logprobs, check_ranges
 from engine.frontend.response_format import grammar_of
 from engine.frontend.tool_choice import tool_use
+from kvindex.foundation.text_forms import form_in_words
 
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
 StructT = TypeVar("StructT", bound=msgspec.Struct)
@@ -155,7 +156,7 @@ def invalid_field(error: msgspec.ValidationError) -> RequestError:
     if missing:
         param = f"{param}.{missing[1]}" if param else missing[1]
         return _invalid(param, "is required")
-    reason = reason.replace(", got", " but got")
+    reason = form_in_words(reason) or reason.replace(", got", " but got")
     return _invalid(param, reason[:1].lower() + reason[1:]) if param else _invalid("body", reason)
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from kvindex.foundation.text_forms import form_in_words
+
 SettingPath = tuple[str | int, ...]
 
 _PLACE = re.compile(r" - at `\$(.*)`$")
@@ -21,7 +23,6 @@ _MISSING = re.compile(r"Object missing required field `(.*)`")
 _ENUM = re.compile(r"Invalid enum value (.*)")
 _BOUND = re.compile(r"Expected `(int|float)` (>=|>|<=|<) (.+)")
 _BOUND_WORDS = {">=": "of at least", ">": "above", "<=": "of at most", "<": "below"}
-_PATTERN = re.compile(r"Expected `str` matching regex '(.*)'")
 _PLAIN_TYPES = {
     "int": "a whole number",
     "float": "a number",
@@ -108,8 +109,8 @@ def in_words(problem: str) -> str:
     if bound := _BOUND.fullmatch(problem):
         kind, sign, limit = bound.groups()
         return f"expected {_PLAIN_TYPES[kind]} {_BOUND_WORDS[sign]} {limit}"
-    if pattern := _PATTERN.fullmatch(problem):
-        return f"expected text like {pattern.group(1)}"
+    if form := form_in_words(problem):
+        return form
     match = re.fullmatch(r"Expected `([^`]*)`, got `([^`]*)`", problem)
     if match is None:
         return problem

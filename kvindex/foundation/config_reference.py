@@ -17,6 +17,7 @@ import msgspec
 from msgspec import inspect as types
 
 from kvindex.foundation.config_loader import ENV_PREFIX, resolve_type
+from kvindex.foundation.text_forms import words_of
 
 _BOUNDS = (("gt", "above"), ("ge", "at least"), ("lt", "below"), ("le", "at most"))
 _NAMES = {
@@ -110,7 +111,7 @@ def _type(kind: types.Type) -> str:
             bounds = [f"{word} {getattr(kind, key):g}" for key, word in _BOUNDS if _has(kind, key)]
             return f"{_NAMES[type(kind)]} ({', '.join(bounds)})" if bounds else _NAMES[type(kind)]
         case types.StrType():
-            return f"text like `{_cell(kind.pattern)}`" if kind.pattern else "text"
+            return _cell(words_of(kind.pattern)) if kind.pattern else "text"
         case types.LiteralType():
             return " or ".join(f"`{value}`" for value in kind.values)
         case types.UnionType():

@@ -18,6 +18,7 @@ from engine.frontend.errors import RequestError
 from engine.frontend.parse import invalid_field
 from kvindex.foundation.clock import Clock
 from kvindex.foundation.errors import ConfigError
+from kvindex.foundation.text_forms import text_form
 from router.config import Limits, Name, Sha256Hex, TenantConfig, TenantKey
 from router.tenancy.live_directory import LiveDirectory
 from router.tenancy.stored import (
@@ -36,7 +37,13 @@ T = TypeVar("T")
 _MAX_ATTEMPTS = 16
 _PAUSE_S = 0.02
 _MIN_HASH_CHARS = 8
-Alias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
+Alias = Annotated[
+    str,
+    text_form(
+        r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$",
+        "a name (1 to 64 of a-z A-Z 0-9 . _ @ -, the first a letter or digit)",
+    ),
+]
 
 _Plan = tuple[T, list[Write]]
 """What a change comes to, and the writes that make it."""

@@ -59,7 +59,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def same_replica(self) -> bool:
         """Whether both chose the same replica."""
-        return self.same_outcome and self.driven.received.replica == self.replica
+        return self.same_outcome and self.driven.replica == self.replica
 
     @property
     def ttfts(self) -> tuple[float, float] | None:
@@ -263,7 +263,7 @@ def _difference(pair: Pair) -> Difference:
         request_id=seen.request_id,
         why=_why(pair, replayed),
         live=Side(
-            replica=seen.replica,
+            replica=pair.driven.replica,
             num_cached_tokens=seen.num_cached_tokens,
             num_predicted_tokens=seen.num_predicted_tokens,
             ttft_s=seen.ttft_s,

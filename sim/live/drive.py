@@ -43,6 +43,16 @@ class Driven(msgspec.Struct, frozen=True, kw_only=True):
         return self.record.attempts[0].decision.candidates
 
     @property
+    def replica(self) -> str | None:
+        """Who served it; None when that is not known.
+
+        The answer's head says so, unless it had gone out while the request still waited.
+        """
+        if self.received.replica is not None or self.placed is None:
+            return self.received.replica
+        return self.placed.winner.target.replica
+
+    @property
     def placed(self) -> Place | None:
         """Where it was placed last, None when that is not known or nowhere."""
         attempts = self.record.attempts if self.record is not None else ()

@@ -16,7 +16,7 @@ from kvindex.index import Target
 from router.policy.ledger import Account
 from router.policy.planner import Outcome
 from router.policy.types import Candidate, Decision, TargetView
-from sim.placement import Attempt, Choice, Placed
+from sim.placement import Attempt, Choice, Placed, Waiting
 from sim.routers import PlannedRouter
 
 
@@ -25,7 +25,8 @@ class LiveRouter:
     """A router under the names of the live fleet.
 
     `live` maps the replay's targets to the fleet's; `recorded` has the candidates of the live
-    decision by number of the request. `decided` keeps what was decided here, by the same number.
+    decision by number of the request. `decided` keeps what was decided here, by the same number,
+    once there was a place or a refusal.
     """
 
     inner: PlannedRouter
@@ -50,7 +51,7 @@ class LiveRouter:
         for candidate in self.recorded.get(number, ()):
             self._rated[candidate.target] = candidate
         chosen = self.inner.choose(attempt, [self._as_live(v) for v in views], block_size, now)
-        if chosen.decision is not None:
+        if chosen.decision is not None and not isinstance(chosen, Waiting):
             self.decided.setdefault(number, chosen.decision)
         if not isinstance(chosen, Placed):
             return chosen

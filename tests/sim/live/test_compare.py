@@ -110,6 +110,15 @@ def test_equal_answers_are_within_every_tolerance() -> None:
     assert found.ttft_ratio.p50 == pytest.approx(0.5)
 
 
+def test_whoever_got_its_head_while_it_waited_was_served_where_its_record_says() -> None:
+    one = driven(1, "b", 32, place("b"))
+    headless = msgspec.structs.replace(
+        one, received=msgspec.structs.replace(one.received, replica=None)
+    )
+    found = compare(twin([headless], [answer(0, 1, 32)]), ONE_BY_ONE)
+    assert (found.equal_replica, found.exceeded) == (1, ())
+
+
 def test_the_time_outside_of_the_engine_belongs_to_the_replays_first_token() -> None:
     found = compare(twin([driven(1, "a", 0)], [answer(0, 0, 0)]), ONE_BY_ONE, outside_s=0.1)
     assert found.ttft_ratio is not None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvindex.index import Target
+from router.policy.planner import PlannerConfig
+from router.policy.queueing import QueueConfig
 from router.policy.types import Candidate, Place, PlanRequest
 from sim.config import ReplayConfig
 from sim.live.drive import Driven
@@ -100,3 +102,14 @@ def test_what_waited_live_comes_when_it_came_behind_those_that_were_placed_at_on
     assert [one.row.line for one in twin.driven] == [1, 2, 3]
     instants = {answer.line: answer.at_s for answer in twin.outcomes.answers}
     assert instants == {1: 0.0, 2: 0.0, 3: 2.0}
+
+
+def test_of_what_waits_in_the_replay_the_decision_is_that_which_placed_it() -> None:
+    busy = PlannerConfig(queue=QueueConfig(accept_s=0.001))
+    twin = played(
+        driven(1, [1, 2], candidate("left")),
+        driven(2, [3, 4], candidate("left")),
+        planner=busy,
+        replicas=1,
+    )
+    assert [type(twin.decisions[number]) for number in (0, 1)] == [Place, Place]
