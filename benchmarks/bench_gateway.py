@@ -7,7 +7,8 @@ All systems stand before the same two fake engines (fake_engine.py) and get the 
 same client, phase by phase in turn. COMMAND starts a router, in an environment of its own; in it
 `{port}` is the port to listen on, `{engines}` the engines' URLs, `{free_port}` a port for its
 metrics. Client, engines and routers share the machine: compare CPU per request, and ratios. A peer
-called `bare` is what others are set against: a proxy that only passes on.
+called `bare` is what others are set against: a proxy that only passes on. litellm_proxy.py starts
+LiteLLM's.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from redis.asyncio import Redis
 
-from kvindex.index import IndexOp, LoadReport, SequencedOps, Target
+from kvindex.index import IndexOp, LoadReport, Reservation, SequencedOps, Target
 from kvindex.memory_index import MemoryIndex
 from kvindex.redis_index import RedisIndex
 
@@ -68,6 +68,25 @@ async def fill(index: RedisIndex, holdings: Sequence[Holding], *, num_entries: i
                 await index.load_snapshot(target, epoch, seq=0, ops=[op])
             else:
                 await index.apply(target, epoch, [SequencedOps(seq, (op,))])
+
+
+async def put_in_flight(index: RedisIndex, num_replicas: int) -> None:
+    """Reserve a request of each of two gateways at every replica, some blocks of it pending."""
+    for gateway in ("gateway-0", "gateway-1"):
+        await index.touch_gateway(gateway, lease_s=LEASE_S)
+        for i in range(num_replicas):
+            await index.reserve(
+                Reservation(
+                    request_id=f"{gateway}-{i}",
+                    attempt=0,
+                    target=Target(f"replica-{i}"),
+                    gateway=gateway,
+                    prefill_tokens=800,
+                    num_blocks=60,
+                    pending=tuple(digests(50, seed=2_000_000 + i)),
+                    pending_ttl_s=LEASE_S,
+                )
+            )
 
 
 def fill_memory(holding: Holding) -> MemoryIndex:

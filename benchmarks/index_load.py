@@ -13,6 +13,7 @@ import sys
 import time
 
 import msgspec
+import uvloop
 
 from benchmarks.index_fleet import POOL, random_holding
 from kvindex.config import RedisConfig
@@ -72,7 +73,7 @@ async def _gateway(url: str, num_replicas: int, num_blocks: int, seconds: float)
 def main() -> None:
     """Be one gateway."""
     url, num_replicas, num_blocks, seconds = sys.argv[1:]
-    load = asyncio.run(_gateway(url, int(num_replicas), int(num_blocks), float(seconds)))
+    load = uvloop.run(_gateway(url, int(num_replicas), int(num_blocks), float(seconds)))
     print(msgspec.json.encode(load).decode())
 
 

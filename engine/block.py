@@ -5,7 +5,7 @@ Pure structure: what a block holds, and why it is freed, is decided in block_poo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvindex.hashing import BlockHash
@@ -96,29 +96,50 @@ class FreeQueue:
 
     def popleft(self, tenant: str | None = None) -> Block:
         """Take the block that is reused first, whoever asks; IndexError when there is none."""
-        first = self._head.next
-        assert first is not None
-        after = first.next
-        if after is None:
+        return self.take(1, tenant)[0]
+
+    def take(self, count: int, tenant: str | None = None) -> list[Block]:
+        """Take the blocks that are reused first, whoever asks; IndexError when there are fewer."""
+        if count > self._length:
             raise IndexError("no free block")
-        self._head.next, after.prev = after, self._head
-        first.prev = first.next = None
-        self._length -= 1
-        return first
+        taken = []
+        block = self._head.next
+        for _ in range(count):
+            assert block is not None
+            taken.append(block)
+            after = block.next
+            block.prev = block.next = None
+            block = after
+        assert block is not None
+        self._head.next, block.prev = block, self._head
+        self._length -= count
+        return taken
 
     def append(self, block: Block) -> None:
         """Put a block where it is reused last."""
-        tail = self._tail
-        last = tail.prev
+        self.extend((block,))
+
+    def extend(self, blocks: Sequence[Block]) -> None:
+        """Put blocks where they are reused last, the last of them last of all."""
+        last = self._tail.prev
+        for block in blocks:
+            assert last is not None
+            assert block.prev is None, f"{block} is in the free queue already"
+            last.next = block
+            block.prev = last
+            last = block
         assert last is not None
-        assert block.prev is None, f"{block} is in the free queue already"
-        last.next = tail.prev = block
-        block.prev, block.next = last, tail
-        self._length += 1
+        last.next, self._tail.prev = self._tail, last
+        self._length += len(blocks)
 
     def prepend(self, block: Block) -> None:
         """Put a block where it is reused first."""
-        self._insert(self._head, block)
+        first = self._head.next
+        assert first is not None
+        assert block.prev is None, f"{block} is in the free queue already"
+        self._head.next = first.prev = block
+        block.prev, block.next = self._head, first
+        self._length += 1
 
     def postpone(self, block: Block) -> None:
         """Move a block of the queue to where it is reused last."""
@@ -127,17 +148,14 @@ class FreeQueue:
 
     def remove(self, block: Block) -> None:
         """Unlink a block from wherever it stands."""
-        before, after = block.prev, block.next
-        assert before is not None, f"{block} is not in the free queue"
-        assert after is not None, f"{block} is not in the free queue"
-        before.next, after.prev = after, before
-        block.prev = block.next = None
-        self._length -= 1
+        self.remove_all((block,))
 
-    def _insert(self, before: Block, block: Block) -> None:
-        assert block.prev is None, f"{block} is in the free queue already"
-        after = before.next
-        assert after is not None
-        before.next = after.prev = block
-        block.prev, block.next = before, after
-        self._length += 1
+    def remove_all(self, blocks: Sequence[Block]) -> None:
+        """Unlink blocks from wherever they stand."""
+        for block in blocks:
+            before, after = block.prev, block.next
+            assert before is not None, f"{block} is not in the free queue"
+            assert after is not None, f"{block} is not in the free queue"
+            before.next, after.prev = after, before
+            block.prev = block.next = None
+        self._length -= len(blocks)

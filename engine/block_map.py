@@ -8,116 +8,193 @@ and never looks at whether they are free except to prefer one in use.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 
 from engine.block import Block
 from engine.event_log import EventLog
 from kvindex.hashing import BlockHash
 
+_block_hash, _inner_hashes = attrgetter("block_hash"), attrgetter("inner_hashes")
+
 
 class BlockMap:
-    """Finds the blocks of a tier by (group, hash) and records events under its `medium`."""
+    """Finds the blocks of a tier by (group, hash) and records events under its `medium`.
+
+    The first copy of a hash and the further ones are kept apart: hardly any hash has two, and a
+    look-up that need not expect any is one of a dictionary.
+    """
 
     def __init__(self, log: EventLog, *, medium: str, num_groups: int) -> None:
         self._log = log
         self._medium = medium
-        self._copies: list[dict[BlockHash, list[Block]]] = [{} for _ in range(num_groups)]
+        self._first: list[dict[BlockHash, Block]] = [{} for _ in range(num_groups)]
+        self._further: list[dict[BlockHash, list[Block]]] = [{} for _ in range(num_groups)]
 
     @property
     def num_groups(self) -> int:
         """Cache groups that share the tier."""
-        return len(self._copies)
+        return len(self._first)
 
     @property
     def num_hashes(self) -> int:
         """Distinct (group, hash) keys that a look-up can find."""
-        return sum(map(len, self._copies))
+        return sum(map(len, self._first))
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether any hash is held by more than one block."""
+        return any(self._further)
 
     def hashes(self, group: int) -> Iterable[BlockHash]:
         """List every hash that a look-up in a group can find, in no particular order."""
-        return self._copies[group].keys()
+        return self._first[group].keys()
 
     def __iter__(self) -> Iterator[tuple[int, BlockHash]]:
         """List every (group, hash) that a look-up can find, in no particular order."""
-        for group, copies in enumerate(self._copies):
-            for block_hash in copies:
+        for group, first in enumerate(self._first):
+            for block_hash in first:
                 yield group, block_hash
 
     def copies(self, block_hash: BlockHash, group: int) -> Sequence[Block]:
         """Return every block of a group that holds the hash."""
-        return self._copies[group].get(block_hash, ())
+        first = self._first[group].get(block_hash)
+        return () if first is None else (first, *self._further[group].get(block_hash, ()))
 
     def get(self, block_hash: BlockHash, group: int) -> Block | None:
         """Return a block that holds the hash, one in use if there is one; O(copies)."""
-        copies = self._copies[group].get(block_hash)
-        return preferred(copies) if copies is not None else None
+        first = self._first[group].get(block_hash)
+        if first is None or block_hash not in self._further[group]:
+            return first
+        return preferred((first, *self._further[group][block_hash]))
 
-    def get_leading(self, hashes: Iterable[BlockHash], group: int) -> list[Block]:
+    def get_leading(self, hashes: Sequence[BlockHash], group: int) -> list[Block]:
         """Return blocks that hold the hashes, in order, up to the first that nobody holds."""
-        get = self._copies[group].get
         found: list[Block] = []
-        for block_hash in hashes:
-            copies = get(block_hash)
-            if copies is None:
+        for block in map(self._first[group].get, hashes):
+            if block is None:
                 break
-            found.append(copies[0] if len(copies) == 1 else preferred(copies))
+            found.append(block)
+        further = self._further[group]
+        if further:
+            return [
+                preferred((block, *further.get(block_hash, ())))
+                for block, block_hash in zip(found, hashes, strict=False)
+            ]
         return found
 
-    def add(self, block: Block, block_hash: BlockHash, parent_hash: BlockHash | None) -> None:
-        """Make a block findable under one more hash, the next of its hash units.
+    def add(
+        self,
+        blocks: Sequence[Block],
+        hashes: Sequence[BlockHash],
+        parent_hash: BlockHash | None,
+        *,
+        lora_name: str | None = None,
+    ) -> None:
+        """Make blocks of one group findable under consecutive hashes, one each.
 
-        `parent_hash` is the hash of the unit before; None means that there is none.
+        Each is the next of its block's hash units; of several units, a block is listed once for
+        each. `parent_hash` is the hash of the unit before the first; None means that there is none.
         """
-        if block.block_hash is None:
-            block.parent_hash = parent_hash
-        else:
-            assert block.block_hash == parent_hash, f"{block} is committed twice"
-            block.inner_hashes = [*(block.inner_hashes or ()), block.block_hash]
-        block.block_hash = block_hash
-        of_group = self._copies[block.group]
-        copies = of_group.get(block_hash)
-        if copies is not None:
-            copies.append(block)
+        before = parent_hash
+        for block, block_hash in zip(blocks, hashes, strict=True):
+            if block.block_hash is None:
+                block.parent_hash = before
+            else:
+                assert block.block_hash == before, f"{block} is committed twice"
+                block.inner_hashes = [*(block.inner_hashes or ()), block.block_hash]
+            block.block_hash = before = block_hash
+            block.lora_name = lora_name
+        group = blocks[0].group
+        first = self._first[group]
+        if first.keys().isdisjoint(hashes):
+            first.update(zip(hashes, blocks, strict=True))
+            self._announce(hashes, parent_hash, group, lora_name)
             return
-        of_group[block_hash] = [block]
-        self._log.stored(
-            block_hash,
-            parent_hash,
-            group=block.group,
-            medium=self._medium,
-            lora_name=block.lora_name,
-        )
+        new, before_new = list[BlockHash](), parent_hash
+        for block, block_hash in zip(blocks, hashes, strict=True):
+            if first.setdefault(block_hash, block) is block:
+                new.append(block_hash)
+                continue
+            self._further[group].setdefault(block_hash, []).append(block)
+            self._announce(new, before_new, group, lora_name)
+            new, before_new = [], block_hash
+        self._announce(new, before_new, group, lora_name)
 
     def add_all(self, block: Block, like: Block) -> None:
         """Make a block findable under every hash of another, whose contents it holds."""
-        parent_hash = like.parent_hash
-        block.lora_name = like.lora_name
-        for block_hash in like.hashes:
-            self.add(block, block_hash, parent_hash)
-            parent_hash = block_hash
+        hashes = like.hashes
+        self.add([block] * len(hashes), hashes, like.parent_hash, lora_name=like.lora_name)
 
-    def forget(self, block: Block) -> None:
-        """Drop every hash of a block, deepest first."""
-        assert block.block_hash is not None
-        self._forget_one(block, block.block_hash)
-        if block.inner_hashes is not None:
-            for block_hash in reversed(block.inner_hashes):
-                self._forget_one(block, block_hash)
-        block.forget_hashes()
+    def forget(self, blocks: Sequence[Block]) -> None:
+        """Drop every hash of blocks, one block after the other, the deepest of each first."""
+        if len(self._first) == 1 and not self.has_copies and not any(map(_inner_hashes, blocks)):
+            self._forget_run(blocks)
+            return
+        group, gone = blocks[0].group, list[BlockHash]()
+        first, further = self._first[group], self._further[group]
+        for block in blocks:
+            if block.group != group:
+                self._announce_loss(gone, group)
+                group, gone = block.group, []
+                first, further = self._first[group], self._further[group]
+            block_hash = block.block_hash
+            assert block_hash is not None, f"{block} holds nothing to forget"
+            if block.inner_hashes is None and block_hash not in further:
+                known = first.pop(block_hash)
+                assert known is block, f"{block} is not known by what it holds"
+                gone.append(block_hash)
+            else:
+                gone += self._forget_each(block)
+            block.forget_hashes()
+        self._announce_loss(gone, group)
 
     def clear(self) -> None:
         """Drop everything, without an event; the caller resets the blocks and announces it."""
-        for copies in self._copies:
-            copies.clear()
+        for first, further in zip(self._first, self._further, strict=True):
+            first.clear()
+            further.clear()
 
-    def _forget_one(self, block: Block, block_hash: BlockHash) -> None:
-        of_group = self._copies[block.group]
-        copies = of_group[block_hash]
-        if len(copies) > 1:
+    def _forget_run(self, blocks: Sequence[Block]) -> None:
+        """Drop the hashes of blocks which have one each, and which no other block has."""
+        gone = list(map(_block_hash, blocks))
+        known = list(map(self._first[0].pop, gone))
+        assert known == list(blocks), f"{blocks} are not known by what they hold"
+        for block in blocks:  # as forget_hashes does, without a call for each
+            block.block_hash = block.parent_hash = block.lora_name = None
+            block.was_hit = False
+        self._announce_loss(gone, 0)
+
+    def _forget_each(self, block: Block) -> list[BlockHash]:
+        """Drop every hash of a block, deepest first; return those that no other block holds."""
+        first, further = self._first[block.group], self._further[block.group]
+        gone = []
+        for block_hash in reversed(block.hashes):
+            copies = [first[block_hash], *further.pop(block_hash, ())]
             copies.remove(block)
-            return
-        assert copies[0] is block, f"{block} is not known by what it holds"
-        del of_group[block_hash]
-        self._log.removed(block_hash, group=block.group, medium=self._medium)
+            if not copies:
+                del first[block_hash]
+                gone.append(block_hash)
+                continue
+            first[block_hash] = copies.pop(0)
+            if copies:
+                further[block_hash] = copies
+        return gone
+
+    def _announce(
+        self,
+        hashes: Sequence[BlockHash],
+        parent_hash: BlockHash | None,
+        group: int,
+        lora_name: str | None,
+    ) -> None:
+        if hashes:
+            self._log.stored(
+                hashes, parent_hash, group=group, medium=self._medium, lora_name=lora_name
+            )
+
+    def _announce_loss(self, hashes: list[BlockHash], group: int) -> None:
+        if hashes:
+            self._log.removed(hashes, group=group, medium=self._medium)
 
 
 def preferred(copies: Sequence[Block]) -> Block:

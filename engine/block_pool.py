@@ -9,6 +9,8 @@ requests nor what a cache group reads; it is not thread-safe.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import filterfalse
+from operator import attrgetter
 
 from engine.block import Block
 from engine.block_map import BlockMap, preferred
@@ -23,6 +25,8 @@ from kvindex.events import MEDIUM_OF_TIER, KVEvent
 from kvindex.hashing import BlockHash
 
 NULL_BLOCK_ID = 0
+
+_ref_cnt, _tenant, _block_hash = map(attrgetter, ("ref_cnt", "tenant", "block_hash"))
 
 
 class BlockPool:
@@ -55,6 +59,9 @@ class BlockPool:
         self.blocks[NULL_BLOCK_ID].ref_cnt = 1
         self.evictions = Evictions()
         self.residency = Residency()
+        self._is_watched = frozenset(
+            block for block in self.blocks if not block.block_id & UNWATCHED_BITS
+        ).__contains__
         self._log = EventLog(block_size=block_size)
         self.map = BlockMap(self._log, medium=MEDIUM_OF_TIER["gpu"], num_groups=num_groups)
         self.host: HostTier | None = None
@@ -128,29 +135,25 @@ class BlockPool:
     def allocate(self, count: int, group: int = 0, *, tenant: str | None = None) -> list[Block]:
         """Hand out `count` blocks, evicting what they held; the caller has checked `num_free`."""
         assert count <= self.num_free, f"{count} blocks asked, {self.num_free} free"
-        pop = self.free_queue.popleft
-        taken = []
-        for _ in range(count):
-            block = pop(tenant)
-            if block.block_hash is not None:
-                self._evict(block)
+        taken = self.free_queue.take(count, tenant)
+        self._evict(list(filter(_block_hash, taken)))
+        for block in taken:
             block.ref_cnt = 1
             block.generation += 1
             block.group = group
             block.tenant = tenant
-            taken.append(block)
         return taken
 
-    def touch(self, blocks: Iterable[Block]) -> None:
+    def touch(self, blocks: Sequence[Block]) -> None:
         """Add a user to each block; a free one leaves the queue and keeps its contents.
 
         The null block has no users to count.
         """
+        idle = [block for block in blocks if not block.ref_cnt]
+        self.free_queue.remove_all(idle)
+        for block in filter(self._is_watched, idle):
+            self.residency.reused(block.block_id)
         for block in blocks:
-            if block.ref_cnt == 0:
-                self.free_queue.remove(block)
-                if not block.block_id & UNWATCHED_BITS:
-                    self.residency.reused(block.block_id)
             if block.block_id != NULL_BLOCK_ID:
                 block.ref_cnt += 1
                 block.was_hit = True
@@ -174,14 +177,24 @@ class BlockPool:
 
         NOTE: the order is the caller's duty, because eviction follows it.
         """
+        may_have_copies = self.map.has_copies
+        idle: list[Block] = []
         for block in blocks:
-            assert block.ref_cnt > 0, f"{block} is freed twice"
-            block.ref_cnt -= 1
-            if block.ref_cnt == 0:
-                block.generation += 1
+            block.ref_cnt = num_left = block.ref_cnt - 1
+            if num_left:
+                assert num_left > 0, f"{block} is freed twice"
+                continue
+            block.generation += 1
+            idle.append(block)
+            if may_have_copies:
                 self._enqueue(block)
-                if not block.block_id & UNWATCHED_BITS:
-                    self.residency.rested(block.block_id)
+        for block in filter(self._is_watched, idle):
+            self.residency.rested(block.block_id)
+        if may_have_copies:
+            return
+        for block in filterfalse(_block_hash, idle):
+            self.free_queue.prepend(block)
+        self.free_queue.extend(list(filter(_block_hash, idle)))
 
     def commit(
         self,
@@ -191,18 +204,35 @@ class BlockPool:
         *,
         lora_name: str | None = None,
     ) -> None:
-        """Make the contents of a block in use findable under its hash.
+        """Make the contents of a block in use findable under its hash, see `commit_run`.
+
+        A block of several units is committed unit by unit.
+        """
+        self.commit_run((block,), (block_hash,), parent_hash, lora_name=lora_name)
+
+    def commit_run(
+        self,
+        blocks: Sequence[Block],
+        hashes: Sequence[BlockHash],
+        parent_hash: BlockHash | None,
+        *,
+        lora_name: str | None = None,
+    ) -> None:
+        """Make the contents of blocks in use findable under consecutive hashes, one each.
 
         Called after the step that wrote the last slot has returned. `parent_hash` is the hash of
-        the unit before; None means that there is none. A block of several units is committed unit
-        by unit. `lora_name`: the adapter that computed it.
+        the unit before the first; None means that there is none. `lora_name`: the adapter that
+        computed them.
         """
-        assert block.ref_cnt > 0, f"{block} is committed but nobody holds it"
-        block.lora_name = lora_name
-        if self.tenants is not None:
-            self.tenants.own(block, self._owner_of_chain(block, block_hash, parent_hash))
-        self.map.add(block, block_hash, parent_hash)
-        if not block.block_id & UNWATCHED_BITS:
+        assert all(map(_ref_cnt, blocks)), f"one of {blocks} is committed but nobody holds it"
+        if self.tenants is None:
+            self.map.add(blocks, hashes, parent_hash, lora_name=lora_name)
+        else:
+            for block, block_hash in zip(blocks, hashes, strict=True):
+                self.tenants.own(block, self._owner_of_chain(block, block_hash, parent_hash))
+                self.map.add((block,), (block_hash,), parent_hash, lora_name=lora_name)
+                parent_hash = block_hash
+        for block in filter(self._is_watched, blocks):
             self.residency.committed(block.block_id)
 
     def copy(self, source: Block, destination: Block) -> None:
@@ -238,7 +268,7 @@ class BlockPool:
         assert not any(block.ref_cnt for block in retiring), "a block in use cannot be retired"
         for block in self._with_descendants(num_blocks, closed_groups):
             self.free_queue.remove(block)
-            self._evict(block)
+            self._evict((block,))
             self.free_queue.prepend(block)
         for block in retiring:
             self.free_queue.remove(block)
@@ -283,17 +313,30 @@ class BlockPool:
         self.num_blocks = self._new_size = num_blocks
         self.free_queue.set_usable(self.num_usable)
 
-    def _evict(self, block: Block) -> None:
-        """Forget what a block holds; the last copy goes to the host tier, announced there first."""
-        assert block.block_hash is not None
-        self.evictions.count(block.tenant)
-        if not block.block_id & UNWATCHED_BITS:
+    def _evict(self, blocks: Sequence[Block]) -> None:
+        """Forget what blocks hold; a last copy goes to the host tier and is announced there first.
+
+        With a host tier, one block after the other: which copy is the last shows only then.
+        """
+        if not blocks:
+            return
+        self.evictions.count(map(_tenant, blocks))
+        for block in filter(self._is_watched, blocks):
             self.residency.evicted(block.block_id)
-        if self.host is not None and len(self.map.copies(block.block_hash, block.group)) == 1:
-            store = self.host.store(block)
+        if self.host is None:
+            self.map.forget(blocks)
+            return
+        for block in blocks:
+            self._store(self.host, block)
+            self.map.forget((block,))
+
+    def _store(self, host: HostTier, block: Block) -> None:
+        """Keep the contents of a block on the host unless the pool has another copy."""
+        assert block.block_hash is not None
+        if len(self.map.copies(block.block_hash, block.group)) == 1:
+            store = host.store(block)
             if store is not None:
                 self._transfers.append(store)
-        self.map.forget(block)
 
     def _with_descendants(self, first_id: int, closed_groups: Collection[int]) -> list[Block]:
         """List the cached free blocks from an id on and all that descend from them, children first.
@@ -345,12 +388,12 @@ class BlockPool:
         other = preferred([copy for copy in copies if copy is not block])
         if other.ref_cnt:
             other.was_hit |= block.was_hit
-            self.map.forget(block)
+            self.map.forget((block,))
             self.free_queue.prepend(block)
             return
         self.free_queue.remove(other)
         kept, dropped = (block, other) if other.block_hash == block.block_hash else (other, block)
         kept.was_hit |= dropped.was_hit
-        self.map.forget(dropped)
+        self.map.forget((dropped,))
         self.free_queue.prepend(dropped)
         self.free_queue.append(kept)

@@ -5,6 +5,8 @@ It only records: when a hash becomes findable, and when it is gone, is known to 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvindex.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from kvindex.hashing import BlockHash
 
@@ -18,14 +20,14 @@ class EventLog:
 
     def stored(
         self,
-        block_hash: BlockHash,
+        hashes: Sequence[BlockHash],
         parent_hash: BlockHash | None,
         *,
         group: int,
         medium: str,
         lora_name: str | None = None,
     ) -> None:
-        """Record a new hash, joined to the run before it when it continues that run.
+        """Record a run of new hashes, joined to the run before it when it continues that run.
 
         A chain is of one adapter, `lora_name`, or of none, because its hashes cover that.
         """
@@ -36,11 +38,11 @@ class EventLog:
             and last.group_idx == group
             and last.medium == medium
         ):
-            last.block_hashes.append(block_hash)
+            last.block_hashes.extend(hashes)
             return
         self._events.append(
             BlockStored(
-                block_hashes=[block_hash],
+                block_hashes=[*hashes],
                 parent_block_hash=parent_hash,
                 token_ids=[],
                 block_size=self._block_size,
@@ -50,13 +52,13 @@ class EventLog:
             )
         )
 
-    def removed(self, block_hash: BlockHash, *, group: int, medium: str) -> None:
-        """Record that the last copy of a hash is gone from a medium."""
+    def removed(self, hashes: Sequence[BlockHash], *, group: int, medium: str) -> None:
+        """Record that the last copies of some hashes are gone from a medium."""
         last = self._events[-1] if self._events else None
         if isinstance(last, BlockRemoved) and last.group_idx == group and last.medium == medium:
-            last.block_hashes.append(block_hash)
+            last.block_hashes.extend(hashes)
             return
-        self._events.append(BlockRemoved(block_hashes=[block_hash], medium=medium, group_idx=group))
+        self._events.append(BlockRemoved(block_hashes=[*hashes], medium=medium, group_idx=group))
 
     def cleared(self) -> None:
         """Record that nothing is cached any more, in any tier."""

@@ -47,7 +47,7 @@ class HostTier:
             return None
         own = self.reuse_order.popleft()
         if own.block_hash is not None:
-            self.map.forget(own)
+            self.map.forget((own,))
         own.group = block.group
         self.map.add_all(own, block)
         self.reuse_order.append(own)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from engine.block import Block
 from engine.block_contents import BlockContents
@@ -18,6 +17,7 @@ from engine.kv_groups.block_table import GroupTable, RequestTable
 from engine.kv_groups.coordinator import HitCoordinator, PrefixHit
 from engine.kv_groups.group import InFlight, KVGroup, resolve_groups
 from engine.kv_groups.spec import ONE_FULL_ATTENTION_GROUP, KVGroupSpec
+from engine.pending_run import PendingRun
 from engine.request import Request
 from engine.restore_cost import RestoreCost
 from engine.transfer import BlockTransfer
@@ -25,19 +25,6 @@ from kvindex.hashing import BlockHash
 from kvindex.hit_rule import CacheLayout, GroupRule
 
 _NOTHING_NEW: list[list[int]] = []
-
-
-class PendingCommit(NamedTuple):
-    """A block that the step in flight completes.
-
-    Keyed by allocation generation: when the block was given back meanwhile, nothing is committed.
-    """
-
-    block: Block
-    generation: int
-    block_hash: BlockHash
-    parent_hash: BlockHash | None
-    lora_name: str | None
 
 
 @dataclass(slots=True, frozen=True)
@@ -79,7 +66,7 @@ class KVCacheManager:
         self._recycling = [group for group in self.groups if group.recycles]
         self._keeping = [group for group in self.groups if not group.recycles]
         self._growing = [group for group in self.groups if group.grows]
-        self._commits: dict[int, list[PendingCommit]] = {}
+        self._commits: dict[int, list[PendingRun]] = {}
         self._progress: dict[int, list[Progress]] = {}
         self._writers: dict[BlockHash, RequestTable] = {}
 
@@ -253,7 +240,9 @@ class KVCacheManager:
             return
         commits = self._commits.setdefault(step, [])
         for group in self._cacheable:
-            commits += self._completed(group, table.groups[group.index], request, num_hashed, step)
+            run = self._completed(group, table.groups[group.index], request, num_hashed, step)
+            if run.blocks:
+                commits.append(run)
         table.num_hashed = num_hashed
 
     def commit_step(self, step: int) -> None:
@@ -263,13 +252,13 @@ class KVCacheManager:
         """
         if self._contents is not None:
             self._contents.written(step)
-        for commit in self._commits.pop(step, ()):
-            if commit.block.generation != commit.generation:
-                continue
-            self.pool.commit(
-                commit.block, commit.block_hash, commit.parent_hash, lora_name=commit.lora_name
-            )
-            self._writers.pop(commit.block_hash, None)
+        for run in self._commits.pop(step, ()):
+            for held in run.held_parts():
+                self.pool.commit_run(
+                    held.blocks, held.hashes, held.parent_hash, lora_name=held.lora_name
+                )
+                for block_hash in held.hashes:
+                    self._writers.pop(block_hash, None)
         for progress in self._progress.pop(step, ()):
             progress.table.num_processed = progress.num_computed_tokens
             self._release_claims(progress.table, progress.hashes)
@@ -369,27 +358,28 @@ class KVCacheManager:
 
     def _completed(
         self, group: KVGroup, table: GroupTable, request: Request, num_hashed: int, step: int
-    ) -> list[PendingCommit]:
+    ) -> PendingRun:
         """Return the hash units of one group up to `num_hashed` that are not queued yet.
 
-        Null blocks hold nothing to commit. A state exists only at the end of its block, so it has
-        one hash instead of several.
+        A state exists only at the end of its block, so it has one hash instead of several.
         """
-        commits: list[PendingCommit] = []
-        hashes, lora_name = request.chain.hashes, request.lora_name
+        hashes, first = request.chain.hashes, table.num_queued
         stride = group.block_size // self.pool.block_size
         unit = stride if group.is_state else 1
-        for end in range(table.num_queued + unit, num_hashed + 1, unit):
-            block = table.blocks[(end - 1) // stride]
-            if block.block_id:
-                parent = hashes[end - unit - 1] if end > unit else None
-                commits.append(
-                    PendingCommit(block, block.generation, hashes[end - 1], parent, lora_name)
-                )
-                if self._contents is not None:
+        ends = range(first + unit, num_hashed + 1, unit)
+        blocks = [table.blocks[(end - 1) // stride] for end in ends]
+        if self._contents is not None:
+            for end, block in zip(ends, blocks, strict=True):
+                if block.block_id:
                     self._contents.note(step, group.index, request, end - unit, end)
         table.num_queued = num_hashed // unit * unit
-        return commits
+        return PendingRun(
+            blocks,
+            generations=[block.generation for block in blocks],
+            hashes=hashes[first + unit - 1 : num_hashed : unit],
+            parent_hash=hashes[first - 1] if first else None,
+            lora_name=request.lora_name,
+        )
 
     def _deepest_first(self, table: RequestTable) -> list[Block]:
         """Order all blocks so that eviction shortens the prefix in every group alike."""

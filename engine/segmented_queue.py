@@ -6,7 +6,7 @@ no other request has used goes before what one has. It knows neither tenants nor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from engine.block import Block, FreeQueue
 
@@ -51,6 +51,10 @@ class SegmentedQueue:
         self.remove(block)
         return block
 
+    def take(self, count: int, tenant: str | None = None) -> list[Block]:
+        """Take the blocks that are reused first, whoever asks; IndexError when there are fewer."""
+        return [self.popleft() for _ in range(count)]
+
     def append(self, block: Block) -> None:
         """Put a block where it is reused last of its kind."""
         if not block.was_hit:
@@ -62,6 +66,11 @@ class SegmentedQueue:
             oldest = self._protected.first
             self.remove(oldest)
             self._probation.append(oldest)
+
+    def extend(self, blocks: Sequence[Block]) -> None:
+        """Put blocks where they are reused last of their kind, one after the other."""
+        for block in blocks:
+            self.append(block)
 
     def prepend(self, block: Block) -> None:
         """Put a block where it is reused first."""
@@ -79,6 +88,11 @@ class SegmentedQueue:
             self._protected.remove(block)
         else:
             self._probation.remove(block)
+
+    def remove_all(self, blocks: Sequence[Block]) -> None:
+        """Unlink blocks from wherever they stand."""
+        for block in blocks:
+            self.remove(block)
 
 
 def make_queue(

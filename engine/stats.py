@@ -5,6 +5,8 @@ It knows no exporter; worker/server/metrics turns `EngineStats` into Prometheus 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from engine.spec_decode.acceptance import Acceptance
@@ -58,12 +60,13 @@ class Evictions:
     total: int = 0
     _by_tenant: dict[str | None, int] = field(default_factory=dict)
 
-    def count(self, tenant: str | None) -> None:
-        """Count one block."""
-        self.total += 1
-        known = tenant in self._by_tenant or len(self._by_tenant) < _MAX_TENANTS
-        name = tenant if known else None
-        self._by_tenant[name] = self._by_tenant.get(name, 0) + 1
+    def count(self, tenants: Iterable[str | None]) -> None:
+        """Count one block for each of the tenants."""
+        for tenant, count in Counter(tenants).items():
+            self.total += count
+            known = tenant in self._by_tenant or len(self._by_tenant) < _MAX_TENANTS
+            name = tenant if known else None
+            self._by_tenant[name] = self._by_tenant.get(name, 0) + count
 
     def of(self, tenant: str | None) -> int:
         """Return the evicted blocks of a tenant."""

@@ -25,12 +25,16 @@ class ReuseQueue(Protocol):
         """Walk in an order in which children stand before their parents."""
         ...
 
-    def popleft(self, tenant: str | None = None) -> Block:
-        """Take the block to be reused next for a tenant; IndexError when there is none."""
+    def take(self, count: int, tenant: str | None = None) -> list[Block]:
+        """Take the blocks to be reused next for a tenant; IndexError when there are fewer."""
         ...
 
     def append(self, block: Block) -> None:
         """Put a block whose contents matter where it is reused last."""
+        ...
+
+    def extend(self, blocks: Sequence[Block]) -> None:
+        """Put blocks whose contents matter where they are reused last, one after the other."""
         ...
 
     def prepend(self, block: Block) -> None:
@@ -43,6 +47,10 @@ class ReuseQueue(Protocol):
 
     def remove(self, block: Block) -> None:
         """Unlink a block from wherever it stands."""
+        ...
+
+    def remove_all(self, blocks: Sequence[Block]) -> None:
+        """Unlink blocks from wherever they stand."""
         ...
 
     def set_usable(self, num_usable: int) -> None:
@@ -105,12 +113,21 @@ class TenantQueue:
         self.own(block, tenant)
         return block
 
+    def take(self, count: int, tenant: str | None = None) -> list[Block]:
+        """Take blocks one after the other: each changes what the tenant may take next."""
+        return [self.popleft(tenant) for _ in range(count)]
+
     def append(self, block: Block) -> None:
         """Queue a cached block behind those that its owner gave back before."""
         self._num_queued += 1
         block.queued_at = self._num_queued
         queue = self._queue_of[block.block_id] = self._cached[block.owner]
         queue.append(block)
+
+    def extend(self, blocks: Sequence[Block]) -> None:
+        """Queue cached blocks, one after the other."""
+        for block in blocks:
+            self.append(block)
 
     def prepend(self, block: Block) -> None:
         """Queue a block without contents; it belongs to nobody any more."""
@@ -133,6 +150,11 @@ class TenantQueue:
     def remove(self, block: Block) -> None:
         """Unlink a block; it keeps its owner."""
         self._queue_of.pop(block.block_id).remove(block)
+
+    def remove_all(self, blocks: Sequence[Block]) -> None:
+        """Unlink blocks; they keep their owners."""
+        for block in blocks:
+            self.remove(block)
 
     def own(self, block: Block, tenant: str | None) -> None:
         """Charge a block to a tenant, or to nobody; one without a share counts as nobody."""

@@ -6,10 +6,10 @@ It knows no sockets, no clock and no index.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from kvindex.events import (
-    TIER_OF_MEDIUM,
+    MEDIUM_OF_TIER,
     AllBlocksCleared,
     BlockStored,
     EventBatch,
@@ -22,6 +22,8 @@ from kvindex.subscriber import EventFrame
 from kvindex.topic import parse_topic
 
 Verdict = Literal["follow", "ignore", "restarted"]
+
+_KEPT_TIERS: dict[str, Tier] = {MEDIUM_OF_TIER[tier]: tier for tier in get_args(Tier)}
 
 
 @dataclass(slots=True)
@@ -81,7 +83,7 @@ def _index_op(event: KVEvent) -> IndexOp | None:
         return None
     return IndexOp(
         kind="stored" if isinstance(event, BlockStored) else "removed",
-        hashes=tuple(map(_hash_bytes, event.block_hashes)),
+        hashes=_whole(event.block_hashes),
         group=event.group_idx or 0,
         tier=tier,
     )
@@ -89,8 +91,14 @@ def _index_op(event: KVEvent) -> IndexOp | None:
 
 def tier_of_medium(medium: str | None) -> Tier | None:
     """Return the index's name of a medium; an engine that names none means its GPU."""
-    name = TIER_OF_MEDIUM.get(medium or "GPU")
-    return next((tier for tier in get_args(Tier) if tier == name), None)
+    return _KEPT_TIERS.get(medium or "GPU")
+
+
+def _whole(hashes: list[WireHash]) -> tuple[bytes, ...]:
+    """Return hashes as bytes; most engines tell all of theirs so."""
+    if {*map(type, hashes)} == {bytes}:
+        return cast("tuple[bytes, ...]", tuple(hashes))
+    return tuple(map(_hash_bytes, hashes))
 
 
 def _hash_bytes(wire_hash: WireHash) -> bytes:

@@ -27,6 +27,7 @@ from kvindex.events import (
 from kvindex.foreign_inventory import ForeignInventory
 from kvindex.foundation.clock import Clock
 from kvindex.foundation.errors import WireError
+from kvindex.hit_rule import CacheLayout
 from kvindex.index import IndexOp
 from kvindex.ingest_source import Trust
 from kvindex.ingest_state import ForeignStreamCounters
@@ -78,6 +79,7 @@ class ForeignStream:
         self._lost_reason: str | None = None
         self._ready: list[EventFrame] = []
         self._told_trust = self.trust
+        self._told_layout = self.layout
         self._receiving: asyncio.Task[list[EventFrame]] | None = None
         self._losing: asyncio.Task[None] | None = None
 
@@ -88,6 +90,11 @@ class ForeignStream:
             return Trust("FALLBACK", "it has published no KV events yet")
         reason = self._lost_reason or self._inventory.limitation
         return Trust("EXACT") if reason is None else Trust("DEGRADED", reason)
+
+    @property
+    def layout(self) -> CacheLayout | None:
+        """The engine's cache groups as its events tell of them; see ForeignInventory."""
+        return self._inventory.layout
 
     async def snapshot(self) -> SnapshotData:
         """Return what is credited now, as of the last batch given out."""
@@ -260,7 +267,10 @@ class ForeignStream:
             self.counters.num_unknown_events += decoded.num_unknown_events
             if any(isinstance(event, AllBlocksCleared) for event in decoded.batch.events):
                 self._lost_reason = None  # From here on nothing is unknown.
-            if ops:
+            if self.layout != self._told_layout:
+                self._told_layout = self.layout
+                self._begin_boot()
+            elif ops:
                 self._give(ops)
 
     def _forget(self) -> None:
@@ -270,10 +280,12 @@ class ForeignStream:
         self._drop_inventory()
 
     def _drop_inventory(self) -> None:
-        """Begin a boot of our own, so that the index drops everything in one step."""
-        if not self._inventory.num_blocks:
-            return
-        self._inventory.clear()
+        if self._inventory.num_blocks:
+            self._inventory.clear()
+            self._begin_boot()
+
+    def _begin_boot(self) -> None:
+        """Begin a boot of our own: the index drops everything in one step, and takes a snapshot."""
         self._boot_ns = max(self._boot_ns + 1, self._now_ns())
         self._ready.clear()
         self._give(())
@@ -298,7 +310,12 @@ def _event(op: IndexOp) -> KVEvent:
     hashes: list[WireHash] = [*op.hashes]
     medium = MEDIUM_OF_TIER[op.tier]
     if op.kind == "removed":
-        return BlockRemoved(block_hashes=hashes, medium=medium)
+        return BlockRemoved(block_hashes=hashes, medium=medium, group_idx=op.group)
     return BlockStored(
-        block_hashes=hashes, parent_block_hash=None, token_ids=[], block_size=1, medium=medium
+        block_hashes=hashes,
+        parent_block_hash=None,
+        token_ids=[],
+        block_size=1,
+        medium=medium,
+        group_idx=op.group,
     )

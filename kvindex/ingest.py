@@ -17,10 +17,11 @@ import msgspec
 from kvindex.event_stream import StreamPosition, concerns, index_ops
 from kvindex.events import decode_batch
 from kvindex.foundation.errors import DependencyError, PrefixFleetError, WireError
-from kvindex.index import PrefixIndex, SequencedOps, Target, TrustMode
+from kvindex.index import LoadReport, PrefixIndex, SequencedOps, Target, TrustMode
 from kvindex.ingest_source import IngestSource, Trust
 from kvindex.ingest_state import Fault, IngestCounters
 from kvindex.registry import Registry
+from kvindex.renewal_turns import RenewalTurns
 from kvindex.subscriber import EventFrame, EventSource
 
 logger = logging.getLogger("prefixfleet.kvindex.ingest")
@@ -66,8 +67,7 @@ class Ingester:
         self._last_epoch: int | None = None
         self._fault: Fault | None = Fault(self.reason)
         self._delay_s = 0.0
-        self._mode_changed = asyncio.Event()
-        self._reported: Trust | None = None
+        self._turns = RenewalTurns(renew_s, self._report)
         self._rebuilds: list[asyncio.Future[int]] = []
         self._rebuild_asked = asyncio.Event()
 
@@ -97,7 +97,7 @@ class Ingester:
 
     def report_now(self) -> None:
         """Renew lease and record soon instead of in its turn: something has changed."""
-        self._mode_changed.set()
+        self._turns.ask()
 
     async def publish_record(self) -> None:
         """Write the replica's record now; a registry that is away is noted and left to its turn.
@@ -163,8 +163,6 @@ class Ingester:
                 self.counters.num_ignored_frames += 1
         if batches and await self._apply(batches):
             self._delay_s = 0.0
-        if self.trust != self._reported:
-            self._mode_changed.set()
 
     async def _fetch_lost_tail(self) -> None:
         """Ask a quiet engine for what it published last: a lost last batch shows no gap.
@@ -310,7 +308,7 @@ class Ingester:
         # An emptied store remembers no epoch; ours never comes twice all the same.
         floor = boot_ns if self._last_epoch is None else max(boot_ns, self._last_epoch + 1)
         epoch = await self._index.register(
-            self.target, boot_ns=floor, lease_s=self._lease_s, layout=self._source.layout
+            self.target, boot_ns=floor, lease_s=self._lease_s, layout=self._source.layout()
         )
         self.epoch = self._last_epoch = epoch
         self._applied_seq = None
@@ -350,15 +348,12 @@ class Ingester:
         if (mode, reason) != (self.mode, self.reason):
             logger.info("target=%s mode=%s reason=%s", self.target, mode, reason or "-")
             self.mode, self.reason = mode, reason
-            self._mode_changed.set()
+            self._turns.ask()
 
     async def _keep_lease(self) -> None:
-        """Renew lease and record every `renew_s`, and at once when the mode changes."""
+        """Renew lease and record every `renew_s`, and at once when there is news."""
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._renew_s):
-                    await self._mode_changed.wait()
-            self._mode_changed.clear()
+            await self._turns.next()
             if not self._source.is_alive():
                 reason = f"the engine core of {self.target} shows no heartbeat"
                 self._break("FALLBACK", Fault(reason))
@@ -369,16 +364,17 @@ class Ingester:
             except Exception:
                 logger.exception("target=%s renewal failed", self.target)
 
+    def _report(self) -> LoadReport:
+        trust = self.trust
+        return msgspec.structs.replace(self._source.report(), mode=trust.mode, reason=trust.reason)
+
     async def _renew(self) -> None:
         epoch = self.epoch
         if epoch is None:
             return
-        trust = self._reported = self.trust
-        report = self._source.report()
-        report = msgspec.structs.replace(report, mode=trust.mode, reason=trust.reason)
         try:
             renewed = await self._index.renew(
-                self.target, epoch, lease_s=self._lease_s, report=report
+                self.target, epoch, lease_s=self._lease_s, report=self._report()
             )
         except DependencyError as error:
             self._break("FALLBACK", Fault(str(error)))

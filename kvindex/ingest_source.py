@@ -32,7 +32,8 @@ class IngestSource(msgspec.Struct, frozen=True, kw_only=True):
 
     `is_alive` is false while the engine core shows no heartbeat: then no lease is renewed.
     `make_record` describes the replica under an epoch, for the registry. `trust`: how far the
-    engine's own account goes. `layout` None: every layer reads the whole past.
+    engine's own account goes. `layout` is asked at each registration; None: every layer reads the
+    whole past.
     """
 
     snapshot: Callable[[], Awaitable[SnapshotData]]
@@ -40,4 +41,4 @@ class IngestSource(msgspec.Struct, frozen=True, kw_only=True):
     is_alive: Callable[[], bool]
     make_record: Callable[[int], ReplicaRecord]
     trust: Callable[[], Trust] = lambda: Trust("EXACT")
-    layout: CacheLayout | None = None
+    layout: Callable[[], CacheLayout | None] = lambda: None

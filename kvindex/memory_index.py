@@ -6,12 +6,13 @@ asynchronous face. It is not shared between processes and knows no Redis.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from kvindex.foundation.clock import Clock, SystemClock
-from kvindex.hashing import short_hash
 from kvindex.hit_rule import CacheLayout
 from kvindex.index import (
     ApplyResult,
@@ -27,9 +28,13 @@ from kvindex.index import (
 Part = tuple[int, str]
 """A group and a tier."""
 
-Inventory = dict[Part, set[int]]
+Inventory = dict[Part, set[bytes]]
+"""Hashes by their last 8 bytes, which is all that some engines tell of them."""
 
-_NOTHING: AbstractSet[int] = frozenset()
+_GPU: Part = (0, "gpu")
+_HOST: Part = (0, "host")
+_short = itemgetter(slice(-8, None))
+_NOTHING: AbstractSet[bytes] = frozenset()
 
 
 @dataclass(slots=True)
@@ -39,7 +44,7 @@ class _Reserved:
     gateway: str
     prefill_tokens: int
     num_blocks: int
-    pending: frozenset[int]
+    pending: frozenset[bytes]
     pending_until: float
     is_counted: bool = True
 
@@ -119,8 +124,8 @@ class MemoryIndex:
 
     def match(self, hashes: Sequence[bytes]) -> list[TargetMatch]:
         """Return every live target with what it holds of the chain."""
-        chain = [short_hash(block_hash) for block_hash in hashes]
-        return [self._match_target(target, state, chain) for target, state in self._live()]
+        deepest_first = list(map(_short, reversed(hashes)))
+        return [self._match_target(target, state, deepest_first) for target, state in self._live()]
 
     def touch_gateway(self, gateway: str, *, lease_s: float) -> None:
         """Keep a gateway's reservations counted for another `lease_s`."""
@@ -150,7 +155,7 @@ class MemoryIndex:
                 gateway=reservation.gateway,
                 prefill_tokens=reservation.prefill_tokens,
                 num_blocks=reservation.num_blocks,
-                pending=frozenset(map(short_hash, reservation.pending)),
+                pending=frozenset(map(_short, reservation.pending)),
                 pending_until=now + reservation.pending_ttl_s,
             )
 
@@ -204,8 +209,10 @@ class MemoryIndex:
         now = self._clock.monotonic()
         return [item for item in self._targets.items() if item[1].lapses_at > now]
 
-    def _match_target(self, target: Target, state: _TargetState, chain: list[int]) -> TargetMatch:
-        matched, host = _matched(state, chain)
+    def _match_target(
+        self, target: Target, state: _TargetState, deepest_first: list[bytes]
+    ) -> TargetMatch:
+        matched, host = _matched(state, deepest_first)
         if not state.reserved:
             return TargetMatch(
                 target=target,
@@ -223,7 +230,9 @@ class MemoryIndex:
             epoch=state.epoch,
             matched_blocks=matched,
             host_blocks=host,
-            pending_blocks=_longest_run(chain, matched, lambda h: any(h in p for p in pending)),
+            pending_blocks=_longest_run(
+                deepest_first, matched, lambda h: any(h in p for p in pending)
+            ),
             reserved_prefill_tokens=sum(entry.prefill_tokens for entry in counted),
             reserved_blocks=sum(entry.num_blocks for entry in counted),
             num_reserved=len(counted),
@@ -288,8 +297,8 @@ class AsyncMemoryIndex:
 class _Held:
     """`GroupPresence` of one group, on gpu and host together."""
 
-    chain: list[int]
-    tiers: tuple[set[int], ...]
+    chain: list[bytes]
+    tiers: tuple[set[bytes], ...]
     stride: int
 
     def num_leading(self, limit: int) -> int:
@@ -302,17 +311,17 @@ class _Held:
         return position < len(self.chain) and any(self.chain[position] in t for t in self.tiers)
 
 
-def _matched(state: _TargetState, chain: list[int]) -> tuple[int, int]:
+def _matched(state: _TargetState, deepest_first: list[bytes]) -> tuple[int, int]:
     """Return the blocks of the engine's hit, and how many of them are on the host only."""
     layout = state.layout
     if layout is None:
-        gpu, host = (state.inventory.get((0, tier), _NOTHING) for tier in ("gpu", "host"))
-        on_gpu = _longest_run(chain, 0, gpu.__contains__)
+        gpu, host = state.inventory.get(_GPU, _NOTHING), state.inventory.get(_HOST, _NOTHING)
+        on_gpu = _longest_run(deepest_first, 0, gpu.__contains__)
         if not host:
             return on_gpu, 0
-        matched = _longest_run(chain, 0, lambda h: h in gpu or h in host)
+        matched = _longest_run(deepest_first, 0, lambda h: h in gpu or h in host)
         return matched, matched - on_gpu
-    unit = layout.hash_block_size
+    unit, chain = layout.hash_block_size, deepest_first[::-1]
     held = [
         _Held(
             chain,
@@ -334,9 +343,9 @@ def _change(inventory: Inventory, op: IndexOp) -> None:
         return
     held = inventory.setdefault((op.group, op.tier), set())
     if op.kind == "stored":
-        held.update(map(short_hash, op.hashes))
+        held.update(map(_short, op.hashes))
     else:
-        held.difference_update(map(short_hash, op.hashes))
+        held.difference_update(map(_short, op.hashes))
 
 
 def _forget_ended(state: _TargetState, now: float) -> None:
@@ -356,19 +365,13 @@ def _num_blocks(inventory: Inventory) -> dict[str, int]:
     return sizes
 
 
-def _longest_run(chain: list[int], first: int, holds: Callable[[int], bool]) -> int:
+def _longest_run(deepest_first: list[bytes], first: int, holds: Callable[[bytes], bool]) -> int:
     """Count the positions from `first` on whose hash is held, by halving, as in lua/match.lua.
 
     1 + log2(n) probes: inventories are prefix-closed, because an engine evicts a block only after
-    its children.
+    its children. From the deepest on, what is held comes after what is not, as bisect wants it.
     """
-    if first >= len(chain) or not holds(chain[first]):
+    num_left = len(deepest_first) - first
+    if num_left <= 0 or not holds(deepest_first[num_left - 1]):
         return 0
-    held, missing = first, len(chain)
-    while missing - held > 1:
-        middle = (held + missing) // 2
-        if holds(chain[middle]):
-            held = middle
-        else:
-            missing = middle
-    return held - first + 1
+    return num_left - bisect_left(deepest_first, True, hi=num_left - 1, key=holds)

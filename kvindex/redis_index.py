@@ -8,7 +8,6 @@ no policy, and it never sees a token.
 
 from __future__ import annotations
 
-import functools
 import secrets
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -31,8 +30,12 @@ from kvindex.index import (
 )
 from kvindex.match_hints import MatchHints
 from kvindex.redis_connect import dependency_errors
-from kvindex.redis_layout import hit_blocks, pack_layout
+from kvindex.redis_layout import pack_layout
+from kvindex.redis_roster import Found, Roster, decode_report, no_roster, parse_target
 from kvindex.redis_script import RedisScript
+
+LAYOUT_VERSION = 2
+"""Part of every key: releases that lay out their keys differently do not see each other's."""
 
 HASH_BYTES = 8
 DIGEST_BYTES = 32
@@ -50,7 +53,7 @@ _APPLY = RedisScript("apply", after=_INVENTORIES)
 _SNAPSHOT_BEGIN = RedisScript("snapshot_begin", after=_INVENTORIES)
 _SNAPSHOT_CHUNK = RedisScript("snapshot_chunk", after=_INVENTORIES)
 _SNAPSHOT_COMMIT = RedisScript("snapshot_commit", after=_INVENTORIES)
-_MATCH = RedisScript("match", after=("keyspace", "inventory"))
+_MATCH = RedisScript("match", after=("keyspace", "inventory", "search", "loads"))
 _TOUCH_GATEWAY = RedisScript("touch_gateway", after=("keyspace", "reservations"))
 _RESERVE = RedisScript("reserve", after=("keyspace", "reservations"))
 _RELEASE_PREFILL = RedisScript("release_prefill", after=("keyspace", "reservations"))
@@ -59,8 +62,6 @@ _HELD = RedisScript("held", after=("keyspace", "inventory"))
 _STATES = RedisScript("states", after=("keyspace", "inventory"))
 
 _encoder = msgspec.msgpack.Encoder()
-_report_decoder = msgspec.msgpack.Decoder(LoadReport)
-_NO_LOAD = (0, 0, 0, 0)
 
 
 class HeldBlocks(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,8 +92,9 @@ class RedisIndex:
             raise ValueError(f"pool {pool!r} must not contain braces")
         self._redis = redis
         self._shadow_ttl_s = shadow_ttl_s
-        self._prefix = f"pf:{{{pool}}}:"
+        self._prefix = f"pf:{{{pool}}}:{LAYOUT_VERSION}:"
         self._hints = MatchHints() if hints is None else hints
+        self._roster = no_roster()
 
     async def register(
         self, target: Target, *, boot_ns: int, lease_s: float, layout: CacheLayout | None = None
@@ -146,23 +148,21 @@ class RedisIndex:
         """Return every live target with what it holds of the chain, in one round trip.
 
         The server looks twice at each target that holds what an earlier match on this chain has
-        found; of the rest, log2(chain) times for each different answer.
+        found; of the rest, log2(chain) times for each different answer. Of the targets it tells
+        what has changed since the last match of this client.
         """
-        answer = await self._run(_MATCH, _pack(hashes), self._hints.of_chain(hashes))
-        targets, epochs, reports, matched, loads, on_gpu, presences, hints = answer
-        self._hints.remember(hashes, hints)
-        load_of = {place - 1: load for place, *load in loads}
-        matches = [
-            _match(*row, load_of.get(i, _NO_LOAD))
-            for i, row in enumerate(
-                zip(targets, epochs, reports, matched, on_gpu or matched, strict=True)
-            )
-        ]
-        for place, layout, presence in presences:
-            num_blocks = hit_blocks(layout, presence, len(hashes))
-            row = matches[place - 1]
-            matches[place - 1] = msgspec.structs.replace(row, matched_blocks=num_blocks)
-        return sorted(matches, key=lambda match: match.target)
+        roster = self._roster
+        answer = await self._run(
+            _MATCH, _pack(hashes), self._hints.of_chain(hashes), *roster.known()
+        )
+        changed, last_report, reports, *rest = answer
+        if changed:
+            stamp, *columns = changed
+            roster = self._roster = Roster(stamp, columns, last_report=last_report)
+        roster.update(last_report, reports)
+        found = Found(*rest)
+        self._hints.remember(hashes, found.hints)
+        return roster.matches(found, num_hashes=len(hashes))
 
     async def touch_gateway(self, gateway: str, *, lease_s: float) -> None:
         """Keep a gateway's reservations counted for another `lease_s`."""
@@ -203,12 +203,12 @@ class RedisIndex:
         rows: list[list[Any]] = await self._run(_STATES)
         states = [
             TargetState(
-                target=_parse_target(target),
+                target=parse_target(target),
                 epoch=int(epoch),
                 applied_seq=_before(next_seq),
                 num_blocks={"gpu": gpu, "host": host},
                 lease_left_s=lease_left_ms / 1000,
-                report=_decode_report(report),
+                report=decode_report(report),
             )
             for target, epoch, next_seq, gpu, host, lease_left_ms, report in rows
         ]
@@ -236,23 +236,6 @@ class RedisIndex:
 
     async def _run(self, script: RedisScript, *args: bytes | str | int) -> Any:
         return await script.run(self._redis, self._prefix, *args)
-
-
-def _match(
-    target: bytes, epoch: bytes, report: bytes, matched: int, on_gpu: int, load: Sequence[int]
-) -> TargetMatch:
-    pending, tokens, blocks, requests = load
-    return TargetMatch(
-        target=_parse_target(target),
-        epoch=int(epoch),
-        matched_blocks=matched,
-        host_blocks=matched - on_gpu,
-        pending_blocks=pending,
-        reserved_prefill_tokens=tokens,
-        reserved_blocks=blocks,
-        num_reserved=requests,
-        report=_decode_report(report),
-    )
 
 
 def _pack(hashes: Sequence[bytes]) -> bytes:
@@ -285,15 +268,3 @@ def _reservation_id(request_id: str, attempt: int) -> str:
 
 def _before(next_seq: int) -> int | None:
     return next_seq - 1 if next_seq else None
-
-
-@functools.lru_cache(maxsize=4096)
-def _decode_report(packed: bytes) -> LoadReport:
-    """Decode a report once: it changes with each renewal, and a gateway reads it far more often."""
-    return _report_decoder.decode(packed)
-
-
-@functools.lru_cache(maxsize=4096)
-def _parse_target(text: bytes) -> Target:
-    replica, _, dp_rank = text.decode().rpartition("/")
-    return Target(replica, int(dp_rank))

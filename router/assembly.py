@@ -140,13 +140,12 @@ class Gateway:
             clock=clock,
             gateway=id,
             tenancy=self.tenancy,
-            background=self.background,
             recorder=self.recorder,
             usage_files=self._usage_files,
             prefixes=self.prefixes,
         )
         self._pollers: list[asyncio.Task[None]] = []
-        self._tokenizing: dict[str, tuple[int, Tokenizing]] = {}
+        self._tokenizing: dict[str, tuple[int, Tokenizing | None]] = {}
         self._stores = stores
         self.index = self._build_index(stores) if stores is not None else None
         self.view = FleetView(
@@ -318,7 +317,8 @@ class Gateway:
             return known[1]
         version = self.view.version
         tokenizing = await self._tokenizing_of(model)
-        if tokenizing is not None and tokenizing.encoder is not None:
+        is_settled = tokenizing is None or tokenizing.encoder is not None
+        if is_settled and model in self.view.models():
             self._tokenizing[model] = version, tokenizing
         return tokenizing
 

@@ -7,13 +7,12 @@ An id stands for its whole prefix, so any one-to-one naming keeps the prefix str
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Sequence
+import struct
+from collections.abc import Hashable, Iterator, Sequence
 from typing import cast
 
 from kvindex.foundation.errors import ConfigError
 from kvindex.hashing import BlockHash
-
-_HASH_BYTES = 8
 
 
 class BlockNames:
@@ -32,8 +31,9 @@ class BlockNames:
             )
         self._units = max(1, trace_block_size // block_size)
         self._group = max(1, block_size // trace_block_size)
+        self._fresh = cast("Iterator[BlockHash]", map(struct.Struct(">Q").pack, itertools.count()))
+        self._fresh_units = zip(*[self._fresh] * self._units, strict=True)
         self._named: dict[Hashable, dict[int, tuple[BlockHash, ...]]] = {}
-        self._num_named = 0
 
     def chain(self, scope: Hashable, ids: Sequence[int], *, limit: int) -> list[BlockHash]:
         """Return the hashes of the first `limit` engine blocks of a chain of ids.
@@ -43,13 +43,9 @@ class BlockNames:
         named = self._named.setdefault(scope, {})
         num_ids = min(len(ids), -(-limit // self._units) * self._group)
         wanted = ids[self._group - 1 : num_ids : self._group]
-        names = list(map(named.get, wanted))
-        unknown = [i for i, known in enumerate(names) if known is None]
-        if unknown:
-            made = zip(*[iter(self.fresh(len(unknown) * self._units))] * self._units, strict=True)
-            for i, name in zip(unknown, made, strict=True):
-                names[i] = named[wanted[i]] = name
-        hashes = list(itertools.chain.from_iterable(filter(None, names)))
+        unknown = list(itertools.filterfalse(named.__contains__, wanted))
+        named.update(zip(unknown, self._fresh_units, strict=False))
+        hashes = list(itertools.chain.from_iterable(map(named.__getitem__, wanted)))
         del hashes[limit:]
         if len(hashes) < limit:
             hashes += self.fresh(limit - len(hashes))
@@ -57,7 +53,4 @@ class BlockNames:
 
     def fresh(self, count: int) -> list[BlockHash]:
         """Return hashes that no other block has."""
-        first = self._num_named
-        self._num_named += count
-        numbers = range(first, first + count)
-        return cast("list[BlockHash]", [n.to_bytes(_HASH_BYTES, "big") for n in numbers])
+        return list(itertools.islice(self._fresh, count))

@@ -26,14 +26,13 @@ class CacheReplica:
         """
         pool = self.pool
         usable = min(len(hashes), (num_prompt_tokens - 1) // pool.block_size)
-        blocks = pool.map.get_leading(hashes[:usable] if usable < len(hashes) else hashes, 0)
+        blocks = pool.map.get_leading(hashes[:usable], 0)
         num_hits = len(blocks)
         pool.touch(blocks)
         new = pool.allocate(min(len(hashes) - num_hits, pool.num_free))
-        parent = hashes[num_hits - 1] if num_hits else None
-        for block, block_hash in zip(new, hashes[num_hits:], strict=False):
-            pool.commit(block, block_hash, parent)
-            parent = block_hash
+        if new:
+            parent = hashes[num_hits - 1] if num_hits else None
+            pool.commit_run(new, hashes[num_hits : num_hits + len(new)], parent)
         blocks += new
         blocks.reverse()
         pool.free(blocks)

@@ -6,8 +6,9 @@ Plain values and one Protocol; our planner and the baselines are behind it (rout
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from kvindex.index import Target
 from router.policy.planner import Outcome
@@ -15,8 +16,7 @@ from router.policy.types import Decision, TargetView, Wait
 from sim.workload import Arrival
 
 
-@dataclass(slots=True, frozen=True)
-class Attempt:
+class Attempt(msgspec.Struct, frozen=True):
     """One attempt to serve an arrival; `tried` are the replicas that have failed it.
 
     `num_emitted` tokens of its answer are there already, and are computed again like a prompt.
@@ -28,8 +28,7 @@ class Attempt:
     num_emitted: int = 0
 
 
-@dataclass(slots=True, frozen=True)
-class Placed:
+class Placed(msgspec.Struct, frozen=True):
     """Where an attempt went and what was expected; `decision` is None for baselines."""
 
     target: Target
@@ -40,16 +39,14 @@ class Placed:
     decision: Decision | None
 
 
-@dataclass(slots=True, frozen=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True):
     """Nobody takes it: `shed` because all are too far behind, else because none can."""
 
     shed: bool
     decision: Decision | None
 
 
-@dataclass(slots=True, frozen=True)
-class Waiting:
+class Waiting(msgspec.Struct, frozen=True):
     """It stays with its gateway until the planner gives it the turn."""
 
     decision: Wait

@@ -29,7 +29,17 @@ def _host_of(endpoint: str) -> tuple[str, bool]:
     return address, endpoint.startswith("tcp://") and bool(colon and address) and is_port
 
 
-class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KvEventSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where KV events for routers of other make are published, in vLLM's words."""
+
+    enable_kv_cache_events: bool = False
+    publisher: Literal["zmq"] = "zmq"
+    endpoint: str = _LOOPBACK
+    replay_endpoint: str = _LOOPBACK
+    topic: str = ""
+
+
+class KvEventsConfig(KvEventSource, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """KV events for routers of other make, under vLLM's names for these settings.
 
     They carry token ids and cache salts, so they are off by default and stay on this machine;
@@ -37,11 +47,6 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     which); of several engine cores each adds its rank to the ports.
     """
 
-    enable_kv_cache_events: bool = False
-    publisher: Literal["zmq"] = "zmq"
-    endpoint: str = _LOOPBACK
-    replay_endpoint: str = _LOOPBACK
-    topic: str = ""
     allow_remote: bool = False
 
     def __post_init__(self) -> None:
@@ -59,6 +64,16 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                     "and cache salts; use tcp://127.0.0.1:PORT, or set allow_remote: true on a "
                     "network of the fleet's own"
                 )
+
+    def source(self, *, endpoint: str, replay_endpoint: str) -> KvEventSource:
+        """Return what one engine core publishes, and where."""
+        return KvEventSource(
+            enable_kv_cache_events=self.enable_kv_cache_events,
+            publisher=self.publisher,
+            endpoint=endpoint,
+            replay_endpoint=replay_endpoint,
+            topic=self.topic,
+        )
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

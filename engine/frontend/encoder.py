@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from engine.frontend.errors import RequestError
-from engine.frontend.segments import SegmentCache, cut_pattern
+from engine.frontend.segments import SegmentCache, check_num_new, cut_pattern
 from engine.frontend.token_bytes import TokenBytes
 from engine.frontend.tokenizer_bundle import (
     GENERATION_CONFIG_FILE,
@@ -21,6 +21,7 @@ from engine.frontend.tokenizer_bundle import (
     TOKENIZER_FILE,
     TokenizerBundle,
 )
+from engine.frontend.words import word_table
 from kvindex.foundation.errors import ConfigError
 
 _SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token")
@@ -43,7 +44,8 @@ class Encoder:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         pattern = cut_pattern(bundle.files[TOKENIZER_FILE])
-        self._segments = None if pattern is None else SegmentCache(pattern, self._encode_each)
+        self._segments = None if pattern is None else SegmentCache(pattern, self._encode_new)
+        self._words = word_table(bundle.files[TOKENIZER_FILE], self._encode_each)
         config = bundle.json(MODEL_CONFIG_FILE)
         text_config = config.get("text_config", config)
         self.special_tokens = _special_tokens(bundle.json(TOKENIZER_CONFIG_FILE))
@@ -61,12 +63,14 @@ class Encoder:
         max_tokens: int | None = None,
         param: str = "prompt",
         scope: str | None = None,
+        max_new_chars: int | None = None,
     ) -> list[int]:
         """Return the token ids of a text.
 
         With `max_tokens`, a text that is too long for any tokenization to fit is refused with
         `context_length_exceeded` before the work is done; `param` names the text's field. With a
-        `scope`, parts that were encoded in it before are looked up, where no tokens are added.
+        `scope`, parts that were encoded in it before are looked up, where no tokens are added. If
+        more than `max_new_chars` characters are left to encode, raises TooMuchToEncodeError.
         """
         if max_tokens is not None and len(text) > max_tokens * self._max_token_chars:
             raise RequestError(
@@ -76,7 +80,8 @@ class Encoder:
                 param=param,
             )
         if scope is not None and self._segments is not None and not add_special_tokens:
-            return self._segments.encode(text, scope=scope)
+            return self._segments.encode(text, scope=scope, max_new_chars=max_new_chars)
+        check_num_new(len(text), max_new_chars)
         # The batch call is the one that releases the interpreter lock.
         (encoding,) = self._tokenizer.encode_batch_fast(
             [text], add_special_tokens=add_special_tokens
@@ -84,11 +89,11 @@ class Encoder:
         ids: list[int] = encoding.ids
         return ids
 
-    def num_new_chars(self, text: str, *, scope: str) -> int:
-        """Return how many characters `encode` would have to encode, in a scope."""
-        if self._segments is None:
-            return len(text)
-        return self._segments.num_new_chars(text, scope=scope)
+    def _encode_new(self, texts: Sequence[str], max_new_chars: int | None) -> list[list[int]]:
+        if self._words is not None:
+            return self._words.encode(texts, max_new_chars=max_new_chars)
+        check_num_new(sum(map(len, texts)), max_new_chars)
+        return self._encode_each(texts)
 
     def _encode_each(self, texts: Sequence[str]) -> list[list[int]]:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)

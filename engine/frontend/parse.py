@@ -18,7 +18,7 @@ from engine.frontend.errors import RequestError
 from engine.frontend.errors import invalid_value as _invalid
 from engine.frontend.openai import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from engine.frontend.ranges import MAX_CHOICES, check_num_logprobs, check_ranges
-from engine.frontend.response_format import grammar_of
+from engine.frontend.response_format import NamedGrammar, grammar_of
 from engine.frontend.tool_choice import tool_use
 from kvindex.foundation.text_forms import form_in_words
 
@@ -75,11 +75,10 @@ Several come with these values in whatever the routers of the SGLang family forw
 
 def parse_chat_request(body: bytes) -> ChatCompletionRequest:
     """Parse and check the body of a chat completion; raise RequestError naming the field."""
-    request = _parse(body, ChatCompletionRequest)
+    request, grammar = _parse(body, ChatCompletionRequest)
     if not request.messages:
         raise _invalid("messages", "must hold at least one message")
     use = tool_use(request.tools, request.tool_choice, parallel=request.parallel_tool_calls)
-    grammar = grammar_of(request)
     if use is not None and grammar is not None and not grammar.allows_tools:
         raise _invalid(grammar.param, "cannot be combined with tools")
     check_num_logprobs("top_logprobs", request.top_logprobs)
@@ -90,7 +89,7 @@ def parse_chat_request(body: bytes) -> ChatCompletionRequest:
 
 def parse_completion_request(body: bytes) -> CompletionRequest:
     """Parse and check the body of a completion; raise RequestError naming the field."""
-    request = _parse(body, CompletionRequest)
+    request, _ = _parse(body, CompletionRequest)
     _check_prompt(request)
     check_num_logprobs("logprobs", request.logprobs)
     if request.best_of is not None and request.best_of != request.n:
@@ -140,7 +139,7 @@ def refuse_unsupported(fields: Mapping[str, Any], known: type[msgspec.Struct]) -
 def convert(fields: Mapping[str, Any], kind: type[StructT]) -> StructT:
     """Convert the known, non-null fields; raise RequestError naming the first of a wrong type."""
     known = kind.__struct_fields__
-    given = {name: fields[name] for name in known if fields.get(name) is not None}
+    given = {name: value for name, value in fields.items() if value is not None and name in known}
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
@@ -160,12 +159,12 @@ def invalid_field(error: msgspec.ValidationError) -> RequestError:
     return _invalid(param, reason[:1].lower() + reason[1:]) if param else _invalid("body", reason)
 
 
-def _parse(body: bytes, kind: type[RequestT]) -> RequestT:
+def _parse(body: bytes, kind: type[RequestT]) -> tuple[RequestT, NamedGrammar | None]:
     fields = parse_object(body)
     refuse_unsupported(fields, kind)
     request = convert(fields, kind)
     check_ranges(request)
-    grammar_of(request)
+    grammar = grammar_of(request)
     if request.cache_salt is not None and not 1 <= len(request.cache_salt) <= MAX_CACHE_SALT_CHARS:
         raise _invalid("cache_salt", f"must have 1 to {MAX_CACHE_SALT_CHARS} characters")
     if request.stream_options is not None and not request.stream:
@@ -173,7 +172,7 @@ def _parse(body: bytes, kind: type[RequestT]) -> RequestT:
     options = request.stream_options
     if options is not None and options.continuous_usage_stats and not options.include_usage:
         raise _invalid("stream_options.continuous_usage_stats", "needs `include_usage: true`")
-    return request
+    return request, grammar
 
 
 def _check_prompt(request: CompletionRequest) -> None:

@@ -27,7 +27,7 @@ from engine.frontend.tokenizer_bundle import TokenizerBundle
 from engine.frontend.tool_choice import offered_tools
 from engine.frontend.tool_prompt import turns_without_tools
 from kvindex.foundation.clock import Clock
-from kvindex.foundation.errors import ConfigError, PrefixFleetError
+from kvindex.foundation.errors import ConfigError
 
 # What a template may raise when a conversation does not suit it: it is foreign code.
 _TEMPLATE_FAILURES = (
@@ -39,12 +39,6 @@ _TEMPLATE_FAILURES = (
     TypeError,
     ValueError,
 )
-
-
-class TooMuchToEncodeError(PrefixFleetError):
-    """Raised when encoding would take longer than its caller can wait: do it in a thread."""
-
-    kind = "too_much_to_encode"
 
 
 class PromptEncoder:
@@ -71,28 +65,35 @@ class PromptEncoder:
         self._template = _compile(bundle.chat_template, clock)
         self._knows_tools = re.search(r"\btools\b", bundle.chat_template or "") is not None
 
-    def chat(
-        self,
-        request: ChatCompletionRequest,
-        *,
-        scope: str | None = None,
-        max_new_chars: int | None = None,
-    ) -> list[int]:
+    def chat(self, request: ChatCompletionRequest, *, scope: str | None = None) -> list[int]:
         """Return the token ids of a conversation; raise RequestError naming what is wrong.
 
-        Turns that were encoded in the same `scope` before are looked up. If more characters than
-        `max_new_chars` would have to be encoded, raises TooMuchToEncodeError instead.
+        Turns that were encoded in the same `scope` before are looked up.
         """
-        text = self.render(
+        return self.encode_chat(request, self.text_of(request), scope=scope)
+
+    def text_of(self, request: ChatCompletionRequest) -> str:
+        """Write the conversation of a request as the model's template wants it."""
+        return self.render(
             request.messages,
             add_generation_prompt=request.add_generation_prompt,
             tools=offered_tools(request.tools, request.tool_choice),
             settings=request.chat_template_kwargs,
         )
-        if max_new_chars is not None:
-            num_new = self.encoder.num_new_chars(text, scope=scope or "")
-            if num_new > max_new_chars:
-                raise TooMuchToEncodeError(f"{num_new} characters")
+
+    def encode_chat(
+        self,
+        request: ChatCompletionRequest,
+        text: str,
+        *,
+        scope: str | None = None,
+        max_new_chars: int | None = None,
+    ) -> list[int]:
+        """Return the token ids of what `text_of` has written for a request.
+
+        If more characters than `max_new_chars` would have to be encoded, raises
+        TooMuchToEncodeError instead.
+        """
         # The template writes the special tokens itself: adding them again would double BOS.
         ids = self.encoder.encode(
             text,
@@ -100,6 +101,7 @@ class PromptEncoder:
             max_tokens=self._longest(request),
             param="messages",
             scope=scope,
+            max_new_chars=max_new_chars,
         )
         if not ids:
             raise _invalid("messages", "the rendered prompt has no tokens")

@@ -16,9 +16,17 @@ from itertools import pairwise
 
 import msgspec
 
+from kvindex.foundation.errors import PrefixFleetError
+
 MAX_CACHED_CHARS = 16 * 1024 * 1024
 _SEGMENT_COST = 200
 """Characters that a cached segment counts for beyond its own: what the bookkeeping takes."""
+
+
+class TooMuchToEncodeError(PrefixFleetError):
+    """Raised when encoding would take longer than its caller can wait: do it in a thread."""
+
+    kind = "too_much_to_encode"
 
 
 class _AddedToken(msgspec.Struct, frozen=True):
@@ -72,11 +80,11 @@ class SegmentCache:
     def __init__(
         self,
         pattern: re.Pattern[str],
-        encode: Callable[[Sequence[str]], list[list[int]]],
+        encode: Callable[[Sequence[str], int | None], list[list[int]]],
         *,
         max_chars: int = MAX_CACHED_CHARS,
     ) -> None:
-        """`encode` gives the ids of texts, each by itself."""
+        """`encode` gives the ids of texts, each by itself, if not too much of them is new."""
         self._pattern = pattern
         self._encode = encode
         self._max_chars = max_chars
@@ -84,18 +92,16 @@ class SegmentCache:
         self._lock = threading.Lock()
         self._ids: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
 
-    def num_new_chars(self, text: str, *, scope: str) -> int:
-        """Return how many characters of a text would have to be encoded."""
-        known = self._ids
-        return sum(len(s) for s in dict.fromkeys(self.split(text)) if (scope, s) not in known)
+    def encode(self, text: str, *, scope: str, max_new_chars: int | None = None) -> list[int]:
+        """Return the ids of a text, exactly those of encoding it as a whole.
 
-    def encode(self, text: str, *, scope: str) -> list[int]:
-        """Return the ids of a text, exactly those of encoding it as a whole."""
+        If more than `max_new_chars` of it are new, raises TooMuchToEncodeError instead.
+        """
         segments = self.split(text)
         found = self._find(segments, scope)
         new = [s for s in dict.fromkeys(segments) if s not in found]
         if new:
-            encoded = [array("I", ids) for ids in self._encode(new)]
+            encoded = [array("I", ids) for ids in self._encode(new, max_new_chars)]
             found.update(zip(new, encoded, strict=True))
             self._keep(new, encoded, scope)
         ids = array("I")
@@ -127,3 +133,9 @@ class SegmentCache:
             while self._num_chars > self._max_chars:
                 (_, oldest), _ = self._ids.popitem(last=False)
                 self._num_chars -= len(oldest) + _SEGMENT_COST
+
+
+def check_num_new(num_chars: int, max_new_chars: int | None) -> None:
+    """Raise TooMuchToEncodeError unless so much may be encoded; None: anything."""
+    if max_new_chars is not None and num_chars > max_new_chars:
+        raise TooMuchToEncodeError(f"{num_chars} characters")

@@ -19,6 +19,7 @@ DONE_DATA = b"[DONE]"
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 
 _encoder = msgspec.json.Encoder()
+_BEGIN, _END = b"data: ", b"\n\n"
 
 
 def encode_event(payload: Any) -> bytes:
@@ -104,6 +105,10 @@ class SseParser:
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
         """Take the next bytes and return what is complete, in order; O(len(chunk))."""
+        if chunk.startswith(_BEGIN) and chunk.endswith(_END) and self._is_between_events:
+            whole = self._whole_events(chunk)
+            if whole is not None:
+                return whole
         if self._skip_line_feed and chunk:
             chunk = chunk.removeprefix(b"\n")
             self._skip_line_feed = False
@@ -125,6 +130,22 @@ class SseParser:
         self._buffer += rest
         self._check_size(self._buffer)
         return events
+
+    @property
+    def _is_between_events(self) -> bool:
+        """Tell whether the next bytes begin an event of which nothing is known yet."""
+        return not (self._buffer or self._event_bytes or self._skip_line_feed)
+
+    def _whole_events(self, chunk: bytes) -> list[SseEvent] | None:
+        """Read events of one data line each, as most streams have them; None for any others."""
+        data = chunk[len(_BEGIN) : -len(_END)].split(_END + _BEGIN)
+        if (
+            chunk.count(b"\n") != len(_END) * len(data)
+            or b"\r" in chunk
+            or len(chunk) > self._max_event_bytes
+        ):
+            return None
+        return [SseEvent(data=one) for one in data]
 
     def _take_line(self, line: bytes) -> SseEvent | None:
         self._event_bytes += len(line) + 1

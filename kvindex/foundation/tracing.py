@@ -9,7 +9,7 @@ name them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -19,13 +19,21 @@ except ImportError:
     propagate = trace = None  # type: ignore[assignment]
 
 TRACE_HEADERS = ("traceparent", "tracestate")
+_NO_SPAN = nullcontext()
 _passed_on: ContextVar[Mapping[str, str]] = ContextVar("passed_on", default={})  # noqa: B039
+_is_recorded: ContextVar[bool | None] = ContextVar("is_recorded", default=None)
+"""Whether spans go anywhere, found out once per request: the API looks into the environment."""
 
 Attribute = str | int | float | bool
 
 
 def _records() -> bool:
     """Tell whether spans go anywhere: making them for nobody takes a tenth of a short request."""
+    known = _is_recorded.get()
+    return _has_recorder() if known is None else known
+
+
+def _has_recorder() -> bool:
     return trace is not None and not isinstance(
         trace.get_tracer_provider(), trace.ProxyTracerProvider
     )
@@ -35,29 +43,25 @@ def _records() -> bool:
 def server_span(name: str, headers: Mapping[str, str]) -> Iterator[None]:
     """Be a span of the trace that a request's headers name, else of a new one."""
     carrier = {key: headers[key] for key in TRACE_HEADERS if key in headers}
-    if not _records():
-        if not carrier:
+    is_recorded = _has_recorder()
+    known, passed_on = _is_recorded.set(is_recorded), _passed_on.set(carrier)
+    try:
+        if not is_recorded:
             yield
             return
-        token = _passed_on.set(carrier)
-        try:
+        tracer, kind = trace.get_tracer("prefixfleet"), trace.SpanKind.SERVER
+        with tracer.start_as_current_span(name, propagate.extract(carrier), kind=kind):
             yield
-        finally:
-            _passed_on.reset(token)
-        return
-    tracer, kind = trace.get_tracer("prefixfleet"), trace.SpanKind.SERVER
-    with tracer.start_as_current_span(name, propagate.extract(carrier), kind=kind):
-        yield
+    finally:
+        _passed_on.reset(passed_on)
+        _is_recorded.reset(known)
 
 
-@contextmanager
-def span(name: str, **attributes: Attribute) -> Iterator[None]:
+def span(name: str, **attributes: Attribute) -> AbstractContextManager[object]:
     """Be a part of the current span."""
     if not _records():
-        yield
-        return
-    with trace.get_tracer("prefixfleet").start_as_current_span(name, attributes=attributes):
-        yield
+        return _NO_SPAN
+    return trace.get_tracer("prefixfleet").start_as_current_span(name, attributes=attributes)
 
 
 def annotate(**attributes: Attribute | None) -> None:

@@ -2,7 +2,7 @@
 -- ARGV: target, epoch, then per batch: seq, number of operations, and per operation: kind,
 -- "<group>:<tier>", concatenated 8-byte hashes.
 -- Returns {status, next sequence number}, the latter 0 when fenced. Writes next_seqs, slots,
--- parts, table:, held:, dropped.
+-- roster, parts, table:, held:, dropped.
 
 local target, epoch = ARGV[1], ARGV[2]
 if not is_current(target, epoch, now_ms()) then
@@ -29,7 +29,7 @@ while position <= #ARGV do
       slot_drop(slot)
       slot = slot_open()
       has_cleared = true
-      redis.call('HSET', key('slots'), target, slot)
+      slot_give(target, slot)
     else
       change[kind](slot, ARGV[operation + 1], ARGV[operation + 2])
     end

@@ -15,13 +15,14 @@ local FILL = 128
 local SHELF = 32
 local MAX_SLOTS = 1842
 local DIGITS = 16
+local char, floor, format, unpack_bytes = string.char, math.floor, string.format, struct.unpack
 
 -- Returns the digits of the 8-byte hash at byte `position`, and the last nine as a number. 53 bits
 -- are kept, since a Lua number is exact up to there.
 local function digits_of(hashes, position)
-  local high, low = struct.unpack('>I4I4', hashes, position)
+  local high, low = unpack_bytes('>I4I4', hashes, position)
   local number = high % 2097152 * 4294967296 + low
-  return string.format('%016d', number), number % 1000000000
+  return format('%016d', number), number % 1000000000
 end
 
 -- A member is its slot's prefix and the digits: an integer of 64 bits without a leading zero.
@@ -79,12 +80,17 @@ local function close_table(opened, slot, change)
   redis.call('HINCRBY', opened.name, '#' .. slot, change)
 end
 
+-- Returns the key of a bucket: its number as three bytes, which costs half of what digits do.
+local function bucket_key(opened, bucket)
+  return opened.prefix .. char(bucket % 256, floor(bucket / 256) % 256, floor(bucket / 65536))
+end
+
 local function bucket_of(opened, address)
   local bucket = address % (2 * opened.level)
   if bucket >= opened.num_buckets then
     bucket = bucket - opened.level
   end
-  return opened.prefix .. bucket
+  return bucket_key(opened, bucket)
 end
 
 -- Calls `command` on a set, in portions that Lua can pass; returns the number of changed members.
@@ -120,15 +126,15 @@ end
 -- Move the upper half of the next bucket in turn to a new one.
 local function split(opened)
   local old, new = opened.num_buckets - opened.level, opened.num_buckets
-  local members = redis.call('SMEMBERS', opened.prefix .. old)
+  local members = redis.call('SMEMBERS', bucket_key(opened, old))
   local halves = { [old] = {}, [new] = {} }
   for _, member in ipairs(members) do
     local half = halves[address_of_member(member) % (2 * opened.level)]
     half[#half + 1] = member
   end
-  redis.call('DEL', opened.prefix .. old)
+  redis.call('DEL', bucket_key(opened, old))
   for bucket, half in pairs(halves) do
-    change_set('SADD', opened.prefix .. bucket, half)
+    change_set('SADD', bucket_key(opened, bucket), half)
   end
   opened.num_buckets = new + 1
   opened.level = level_of(opened.num_buckets)

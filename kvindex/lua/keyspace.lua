@@ -1,13 +1,16 @@
 -- Put in front of every script of the index: key names, time, fence.
 --
--- All keys of a pool begin with KEYS[1] = "pf:{<pool>}:" (not a key itself, but in the pool's
--- slot; the keys of a pool share one hash tag, so a script may compute them). <target> is
+-- All keys of a pool begin with KEYS[1] = "pf:{<pool>}:2:" (not a key itself, but in the pool's
+-- slot; 2 is the version of what is described here; the keys of a pool share one hash tag, so a script may compute them). <target> is
 -- "<replica>/<dp_rank>"; <id> is "<request_id>#<attempt>". Milliseconds are the server's own clock.
 --
 --   leases                        ZSET    target -> instant (ms) at which its lease lapses
 --   epoch:<target>                STRING  last epoch granted, decimal; outlives the target by a day
 --   epochs, slots                 HASH    target -> its current epoch, its inventory
 --   next_seqs, reports            HASH    target -> next sequence number (absent: 0), load report
+--   reported                      ZSET    target -> number of its report, counted over all targets
+--   roster                        HASH    stamp: another whenever a target came, went or changed its
+--                                         slot; changes: how often; reports: the last number given
 --   layouts                       HASH    target -> "<kind by group>:<margin>|<packed layout>"
 --   parts                         SET     "<group>:<tier>" of every part that has a table
 --   table:<part>                  HASH    buckets, members; #<slot>: members of that inventory
@@ -18,8 +21,10 @@
 --   swept                         HASH    part -> buckets that the present pass has swept
 --   shadows                       ZSET    "<slot>:<token>" -> instant (ms) at which it is given up
 --   gateways                      ZSET    gateway -> instant (ms) at which its lease lapses
---   load:<target>                 HASH    <gateway>|tokens, |blocks, |requests: what is reserved
---   reserving                     SET     targets that have reservations
+--   load:<gateway>                HASH    target -> tokens, blocks and requests that it has reserved
+--                                         there, 8 bytes each
+--   reserving                     HASH    target that has reservations -> instant (ms) at which the
+--                                         last of its pending blocks has had its time
 --   reservations:<target>         ZSET    id -> instant (ms) of its removal, inf while counted
 --   reservation:<target>:<id>     HASH    gateway, tokens, blocks, counted, pending_until, pending
 --   pending:<target>              ZSET    <last 8 bytes of a hash><id> -> 0, searched by bytes
@@ -33,8 +38,13 @@ local HASH_BYTES = 8
 -- Lua passes at most about 8,000 values to one call; ZADD takes two per member.
 local CHUNK = 3500
 
-local function key(...)
-  return PREFIX .. table.concat({ ... }, ':')
+local function key(name, of, id)
+  if not of then
+    return PREFIX .. name
+  elseif not id then
+    return PREFIX .. name .. ':' .. of
+  end
+  return PREFIX .. name .. ':' .. of .. ':' .. id
 end
 
 local function now_ms()

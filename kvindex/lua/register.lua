@@ -1,6 +1,7 @@
 -- Open a new epoch of a target with an empty inventory.
 -- ARGV: target, boot_ns (decimal), lease_ms, empty report, layout or "". Returns the epoch
--- (decimal). Writes epoch:, epochs, slots, reports, layouts, leases; drops what the target held and had reserved.
+-- (decimal). Writes epoch:, epochs, slots, reports, reported, layouts, leases, roster; drops what the
+-- target held and had reserved.
 
 local target, boot_ns, lease_ms, report, layout =
   ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
@@ -30,8 +31,8 @@ local now = now_ms()
 drop_target(target)
 redis.call('SET', key('epoch', target), epoch)
 redis.call('HSET', key('epochs'), target, epoch)
-redis.call('HSET', key('slots'), target, slot_open())
-redis.call('HSET', key('reports'), target, report)
+slot_give(target, slot_open())
+report_take(target, report)
 if layout ~= '' then
   redis.call('HSET', key('layouts'), target, layout)
 end

@@ -1,35 +1,42 @@
 -- Put in front of the scripts that change reservations. Keys: see keyspace.lua.
 
+local LOAD = '>I8I8I8'
+
 local function reservation_key(target, id)
   return key('reservation', target, id)
 end
 
--- Redis refuses "-0", so numbers are subtracted from 0 instead of negated.
-local function subtract(load, field, amount)
-  return redis.call('HINCRBY', load, field, 0 - tonumber(amount))
+-- Change what a gateway has reserved at a target; without requests there is nothing.
+local function load_change(gateway, target, tokens, blocks, requests)
+  local load = key('load', gateway)
+  local packed = redis.call('HGET', load, target)
+  if packed then
+    local sums = { struct.unpack(LOAD, packed) }
+    tokens, blocks, requests = sums[1] + tokens, sums[2] + blocks, sums[3] + requests
+  end
+  if requests > 0 then
+    redis.call('HSET', load, target, struct.pack(LOAD, tokens, blocks, requests))
+  else
+    redis.call('HDEL', load, target)
+  end
 end
 
 -- Take a reservation's tokens out of the sums; what is not counted any more stays out.
 local function uncount_tokens(target, reservation)
-  local fields = redis.call('HMGET', reservation, 'gateway', 'tokens')
-  if fields[1] and fields[2] ~= '0' then
-    subtract(key('load', target), fields[1] .. '|tokens', fields[2])
+  local gateway, tokens = unpack(redis.call('HMGET', reservation, 'gateway', 'tokens'))
+  if gateway and tokens ~= '0' then
+    load_change(gateway, target, 0 - tokens, 0, 0)
     redis.call('HSET', reservation, 'tokens', 0)
   end
 end
 
 -- Take a whole reservation out of the sums, once.
 local function uncount(target, reservation)
-  local fields = redis.call('HMGET', reservation, 'gateway', 'blocks', 'counted')
-  if fields[3] ~= '1' then
-    return
-  end
-  uncount_tokens(target, reservation)
-  local load, gateway = key('load', target), fields[1]
-  subtract(load, gateway .. '|blocks', fields[2])
-  redis.call('HSET', reservation, 'counted', 0)
-  if subtract(load, gateway .. '|requests', 1) == 0 then
-    redis.call('HDEL', load, gateway .. '|tokens', gateway .. '|blocks', gateway .. '|requests')
+  local gateway, tokens, blocks, counted =
+    unpack(redis.call('HMGET', reservation, 'gateway', 'tokens', 'blocks', 'counted'))
+  if counted == '1' then
+    load_change(gateway, target, 0 - tokens, 0 - blocks, -1)
+    redis.call('HSET', reservation, 'tokens', 0, 'counted', 0)
   end
 end
 
@@ -47,7 +54,7 @@ local function forget(target, id)
   redis.call('UNLINK', reservation)
   redis.call('ZREM', key('reservations', target), id)
   if redis.call('EXISTS', key('reservations', target)) == 0 then
-    redis.call('SREM', key('reserving'), target)
+    redis.call('HDEL', key('reserving'), target)
   end
 end
 
@@ -64,8 +71,11 @@ local function forget_target(target)
   for _, id in ipairs(redis.call('ZRANGE', index, 0, -1)) do
     redis.call('UNLINK', reservation_key(target, id))
   end
-  redis.call('UNLINK', index, key('pending', target), key('load', target))
-  redis.call('SREM', key('reserving'), target)
+  redis.call('UNLINK', index, key('pending', target))
+  redis.call('HDEL', key('reserving'), target)
+  for _, gateway in ipairs(redis.call('ZRANGE', key('gateways'), 0, -1)) do
+    redis.call('HDEL', key('load', gateway), target)
+  end
 end
 
 local function forget_gateway(target, gateway)

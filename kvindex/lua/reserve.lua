@@ -15,11 +15,12 @@ end
 redis.call('HSET', reservation, 'gateway', gateway, 'tokens', tokens, 'blocks', blocks,
   'counted', 1, 'pending_until', integer(now + ttl_ms), 'pending', hashes)
 redis.call('ZADD', key('reservations', target), 'inf', id)
-redis.call('SADD', key('reserving'), target)
-local load = key('load', target)
-redis.call('HINCRBY', load, gateway .. '|tokens', tokens)
-redis.call('HINCRBY', load, gateway .. '|blocks', blocks)
-redis.call('HINCRBY', load, gateway .. '|requests', 1)
+local pending_until = tonumber(redis.call('HGET', key('reserving'), target) or 0)
+if hashes ~= '' then
+  pending_until = math.max(pending_until, now + ttl_ms)
+end
+redis.call('HSET', key('reserving'), target, integer(pending_until))
+load_change(gateway, target, tonumber(tokens), tonumber(blocks), 1)
 each_chunk(hashes, function(members)
   local scored = {}
   for _, hash in ipairs(members) do

@@ -32,7 +32,7 @@ end
 
 local function sweep_bucket(opened, bucket, swept)
   local dead = {}
-  for _, member in ipairs(redis.call('SMEMBERS', opened.prefix .. bucket)) do
+  for _, member in ipairs(redis.call('SMEMBERS', bucket_key(opened, bucket))) do
     local slot = swept[string.sub(member, 1, -1 - DIGITS)]
     if slot then
       dead[slot] = dead[slot] or {}
@@ -40,7 +40,7 @@ local function sweep_bucket(opened, bucket, swept)
     end
   end
   for slot, members in pairs(dead) do
-    close_table(opened, slot, 0 - change_set('SREM', opened.prefix .. bucket, members))
+    close_table(opened, slot, 0 - change_set('SREM', bucket_key(opened, bucket), members))
   end
 end
 
@@ -60,6 +60,19 @@ local function sweep_part(part, swept, budget)
     redis.call('HDEL', opened.name, '#' .. slot)
   end
   return budget
+end
+
+-- Note that a target came, went or changed its slot: no roster that a client knows holds any more.
+-- The time makes the stamps of an emptied server others than those before.
+local function roster_change()
+  local time, roster = redis.call('TIME'), key('roster')
+  local change = redis.call('HINCRBY', roster, 'changes', 1)
+  redis.call('HSET', roster, 'stamp', change .. '@' .. time[1] .. '.' .. time[2])
+end
+
+local function slot_give(target, slot)
+  redis.call('HSET', key('slots'), target, slot)
+  roster_change()
 end
 
 -- Sweep dropped slots out of the tables, as far as one call may. Slots that are dropped during a

@@ -11,7 +11,14 @@ local function drop_target(target)
     redis.call('HDEL', key(column), target)
   end
   redis.call('ZREM', key('leases'), target)
+  redis.call('ZREM', key('reported'), target)
+  roster_change()
   redis.call('EXPIRE', key('epoch', target), EPOCH_MEMORY_S)
+end
+
+local function report_take(target, report)
+  redis.call('HSET', key('reports'), target, report)
+  redis.call('ZADD', key('reported'), redis.call('HINCRBY', key('roster'), 'reports', 1), target)
 end
 
 -- Reclaim targets whose lease has lapsed, at most `limit`, and a part of what was dropped: no call

@@ -8,6 +8,7 @@ for _, lapsed in ipairs(redis.call('ZRANGEBYSCORE', key('gateways'), '-inf', int
   for _, target in ipairs(redis.call('ZRANGE', key('leases'), 0, -1)) do
     forget_gateway(target, lapsed)
   end
+  redis.call('UNLINK', key('load', lapsed))
   redis.call('ZREM', key('gateways'), lapsed)
 end
 redis.call('ZADD', key('gateways'), integer(now + lease_ms), gateway)

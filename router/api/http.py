@@ -62,6 +62,8 @@ async def read_json(request: web.Request, *, timeout_s: float) -> bytes:
     if declared is not None and kind != "application/json" and not kind.endswith("+json"):
         raise RequestError("invalid_request", f"content-type must be application/json, got {kind}")
     try:
+        if request.content.is_eof():
+            return await request.read()  # It has come with its head, as short ones do.
         async with asyncio.timeout(timeout_s):
             return await request.read()
     except web.HTTPRequestEntityTooLarge:

@@ -194,6 +194,7 @@ class EngineBridge:
             is_alive=self._is_alive,
             make_record=lambda epoch: self._record(assignment, epoch),
             trust=lambda: stream.trust.at_most(limits),
+            layout=lambda: stream.layout,
         )
         return Ingester(
             Target(self.replica_id, rank),

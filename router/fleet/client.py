@@ -7,8 +7,7 @@ tried again, is decided elsewhere.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from typing import Literal
 
 import aiohttp
@@ -61,12 +60,18 @@ class ReplicaFailure(PrefixFleetError):
 
 
 class Upstream:
-    """The answer of a replica, status 200, its body still to be read."""
+    """The answer of a replica, status 200, its body still to be read; closed as a context."""
 
     def __init__(self, response: aiohttp.ClientResponse, replica: str) -> None:
         self._response = response
         self._replica = replica
         self.content_type = response.content_type
+
+    def __enter__(self) -> Upstream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._response.close()
 
     async def read(self) -> bytes:
         """Read the whole body; raise ReplicaFailure `lost` when it ends early."""
@@ -75,11 +80,13 @@ class Upstream:
         except (aiohttp.ClientError, OSError) as error:
             raise _lost(self._replica, error) from None
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body as it comes; raise ReplicaFailure `lost` when it ends early."""
+    async def next_piece(self) -> bytes:
+        """Wait for more of the body and return all that has come, b"" at its end.
+
+        Raises ReplicaFailure `lost` when it ends early.
+        """
         try:
-            async for chunk in self._response.content.iter_any():
-                yield chunk
+            return await self._response.content.readany()
         except (aiohttp.ClientError, OSError) as error:
             raise _lost(self._replica, error) from None
 
@@ -88,6 +95,8 @@ class Upstream:
 
         A replica that says more than that within a short while loses the connection instead.
         """
+        if self._response.content.at_eof():
+            return
         try:
             async with asyncio.timeout(_DRAIN_S):
                 await self._response.content.read(_MAX_ERROR_BYTES)
@@ -120,14 +129,13 @@ class ReplicaClient:
         if self._session is not None:
             await self._session.close()
 
-    @asynccontextmanager
     async def post(
         self, url: str, body: bytes, *, headers: Mapping[str, str], replica: str
-    ) -> AsyncIterator[Upstream]:
-        """Send a JSON body; raise ReplicaFailure unless the answer is 200.
+    ) -> Upstream:
+        """Send a JSON body and return the answer; raise ReplicaFailure unless it is 200.
 
-        Leaving the context before the body was read closes the connection, which aborts the
-        request in the replica.
+        The answer is a context: to leave it before the body was read closes the connection, which
+        aborts the request in the replica.
         """
         assert self._session is not None, "start() has not been called"
         sent = {"content-type": "application/json", **headers}
@@ -137,10 +145,10 @@ class ReplicaClient:
             response = await self._session.post(url, data=body, headers=sent, allow_redirects=False)
         except (aiohttp.ClientError, OSError) as error:
             raise _unreachable(replica, error, after_s=loop.time() - started_at) from None
+        if response.status == 200:
+            return Upstream(response, replica)
         try:
-            if response.status != 200:
-                raise await _refused(replica, response)
-            yield Upstream(response, replica)
+            raise await _refused(replica, response)
         finally:
             response.close()
 

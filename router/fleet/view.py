@@ -58,6 +58,7 @@ class FleetView:
         self._registered: dict[str, Replica] = {}
         self._serving: dict[str, list[Replica]] = {}
         self._models: dict[str, int | None] | None = None
+        self._last_known: dict[str, list[TargetView]] = {}
         self.version = 0
         self._adapters: dict[str, ServedAdapter] = {}
         self.refusals: list[Refusal] = []
@@ -155,12 +156,21 @@ class FleetView:
 
     def views(self, model: str, matches: Sequence[TargetMatch] | None) -> list[TargetView]:
         """Describe every target of a model to the planner; `matches` None: the index is away."""
-        by_target = {match.target: match for match in matches or ()}
-        return [
-            replica.view(target, by_target.get(target), index_is_up=matches is not None)
-            for replica in self.serving(model)
-            for target in replica.targets
-        ]
+        if matches is not None:
+            by_target = {match.target: match for match in matches}
+            return [
+                replica.view(target, by_target.get(target), index_is_up=True)
+                for replica in self.serving(model)
+                for target in replica.targets
+            ]
+        known = self._last_known.get(model)
+        if known is None:
+            known = self._last_known[model] = [
+                replica.view(target, None, index_is_up=False)
+                for replica in self.serving(model)
+                for target in replica.targets
+            ]
+        return known
 
     async def refresh(self) -> None:
         """Poll registry and index once; probing configured replicas is `refresh_static`'s."""
@@ -182,6 +192,7 @@ class FleetView:
     def _forget_derived(self) -> None:
         """Work out anew who serves what: to be called after every change of a replica."""
         self._serving.clear()
+        self._last_known.clear()
         self._models = None
         self.version += 1
 
@@ -288,6 +299,7 @@ class FleetView:
             states = await self._index.states(pool.id)
             for state in states or ():
                 self._take_state(state)
+        self._forget_derived()
 
     def _take_state(self, state: TargetState) -> None:
         replica = self._registered.get(state.target.replica)

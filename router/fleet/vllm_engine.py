@@ -144,11 +144,10 @@ class VllmEngine:
         sent = msgspec.json.encode(body)
         url = f"{self.url}/tokenize"
         try:
-            async with (
-                asyncio.timeout(TIMEOUT_S),
-                self._client.post(url, sent, headers=self._headers, replica=self.url) as answer,
-            ):
-                return _decode(await answer.read(), _Tokens, url).tokens
+            async with asyncio.timeout(TIMEOUT_S):
+                answer = await self._client.post(url, sent, headers=self._headers, replica=self.url)
+                with answer:
+                    return _decode(await answer.read(), _Tokens, url).tokens
         except TimeoutError:
             raise ReplicaFailure("timeout", f"{url}: no answer in {TIMEOUT_S:g} s") from None
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from kvindex.config import RedisConfig
 from router.config import GatewaySpec, RouterConfig
-from router.launch.gateway_seats import GatewaySeats, fds_of
 from router.launch.http_call import answers_ok, socket_answers_ok
 from router.launch.process_group import Inherited
 from router.launch.run_dir import RunDirectory, write_private
 from router.launch.supervisor import ChildSpec
+
+if TYPE_CHECKING:
+    from router.launch.gateway_seats import GatewaySeats
 
 GATEWAY = "gateway"
 # Beyond its own drain limit a process needs a moment to close what is open.
@@ -123,6 +125,8 @@ def gateway_child(
 
     Writes the settings file of the gateway.
     """
+    from router.launch.gateway_seats import fds_of  # aiohttp, which a replica's start need not load
+
     name, file = gateway_names(spec.router)[number], write_gateway_spec(run_dir, spec)
     socket_file = seats.socket_file(number)
     before = _identity(socket_file)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import cache
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from kvindex.index import TRUST_MODES, TrustMode
+from router.observe.series import Count, Counters, Histograms, Observations
 from router.policy.types import BreakerState
 
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -24,35 +26,39 @@ _BREAKER_STATES: tuple[BreakerState, ...] = ("closed", "open", "half_open")
 class Timings:
     """What is measured of every request, under the labels of one model and tenant."""
 
-    ttft: Histogram
-    duration: Histogram
+    ttft: Observations
+    duration: Observations
 
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
     """What is counted of every request whose usage is known, under the same labels."""
 
-    prompt_tokens: Counter
-    completion_tokens: Counter
-    predicted: Counter
-    realised: Counter
-    available: Counter
+    prompt_tokens: Count
+    completion_tokens: Count
+    predicted: Count
+    realised: Count
+    available: Count
 
 
 class GatewayMetrics:
-    """Every metric of a gateway as an attribute."""
+    """Every metric of a gateway as an attribute.
+
+    `*_of` find what is measured of every request, by its labels.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._timings: dict[tuple[str, str], Timings] = {}
-        self._token_counts: dict[tuple[str, str], TokenCounts] = {}
-        self._prompts_of: dict[str, tuple[Counter, Counter]] = {}
         self._shown_replicas: set[str] = set()
         of = ["model", "tenant"]
         self._add_requests(of)
         self._add_attempts()
         self._add_tenancy(of)
         self._add_state()
+        self.budget_used_of = cache(self.budget_used.labels)
+        self.timings_of = cache(self._timings)
+        self.tokens_of = cache(self._tokens)
+        self.prompts_of = cache(self._prompts)
 
     def _add_requests(self, of: list[str]) -> None:
         """What every request comes to."""
@@ -154,37 +160,26 @@ class GatewayMetrics:
             "breaker_state", "1 for the current state of a replica's breaker", ["replica", "state"]
         )
 
-    def timings_of(self, model: str, tenant: str) -> Timings:
-        """Return the timings of one model and tenant, found once: looking labels up costs."""
-        found = self._timings.get((model, tenant))
-        if found is None:
-            found = self._timings[model, tenant] = Timings(
-                ttft=self.ttft.labels(model, tenant), duration=self.duration.labels(model, tenant)
-            )
-        return found
+    def _timings(self, model: str, tenant: str) -> Timings:
+        return Timings(
+            ttft=self.ttft.labels(model, tenant), duration=self.duration.labels(model, tenant)
+        )
 
-    def tokens_of(self, model: str, tenant: str) -> TokenCounts:
-        """Return the counts of one model and tenant, found once too."""
-        found = self._token_counts.get((model, tenant))
-        if found is None:
-            found = self._token_counts[model, tenant] = TokenCounts(
-                prompt_tokens=self.prompt_tokens.labels(model, tenant),
-                completion_tokens=self.completion_tokens.labels(model, tenant),
-                predicted=self.predicted.labels(model, tenant),
-                realised=self.realised.labels(model, tenant),
-                available=self.available.labels(model, tenant),
-            )
-        return found
+    def _tokens(self, model: str, tenant: str) -> TokenCounts:
+        return TokenCounts(
+            prompt_tokens=self.prompt_tokens.labels(model, tenant),
+            completion_tokens=self.completion_tokens.labels(model, tenant),
+            predicted=self.predicted.labels(model, tenant),
+            realised=self.realised.labels(model, tenant),
+            available=self.available.labels(model, tenant),
+        )
 
-    def prompts_of(self, replica: str) -> tuple[Counter, Counter]:
-        """Return the prompt tokens of one replica, all and cached, found once too."""
-        found = self._prompts_of.get(replica)
-        if found is None:
-            found = self._prompts_of[replica] = (
-                self.replica_prompt_tokens.labels(replica),
-                self.replica_cached_tokens.labels(replica),
-            )
-        return found
+    def _prompts(self, replica: str) -> tuple[Count, Count]:
+        """Return the prompt tokens of one replica, all and cached."""
+        return (
+            self.replica_prompt_tokens.labels(replica),
+            self.replica_cached_tokens.labels(replica),
+        )
 
     def follow_certificate(self, file: str, expires_at: Callable[[], float]) -> None:
         """Export the end of the certificate in a file, in Unix seconds, as it is at each scrape."""
@@ -219,15 +214,15 @@ class GatewayMetrics:
         """Return everything in Prometheus' text format; O(series), not for an event loop."""
         return generate_latest(self.registry)
 
-    def _counter(self, name: str, text: str, labels: list[str]) -> Counter:
-        return Counter(f"prefixfleet_{name}", text, labels, registry=self.registry)
+    def _counter(self, name: str, text: str, labels: list[str]) -> Counters:
+        return Counters(f"prefixfleet_{name}", text, labels, registry=self.registry)
 
     def _gauge(self, name: str, text: str, labels: list[str]) -> Gauge:
         return Gauge(f"prefixfleet_{name}", text, labels, registry=self.registry)
 
     def _histogram(
         self, name: str, text: str, labels: list[str], buckets: tuple[float, ...]
-    ) -> Histogram:
-        return Histogram(
-            f"prefixfleet_{name}", text, labels, registry=self.registry, buckets=buckets
+    ) -> Histograms:
+        return Histograms(
+            f"prefixfleet_{name}", text, labels, bounds=buckets, registry=self.registry
         )

@@ -27,11 +27,9 @@ def comparable_rates(views: Sequence[TargetView], default: float) -> list[float]
     What was never measured counts as the fastest, like everyone who is not clearly slower:
     anything else would make some of them look better than others that are just the same.
     """
-    fastest = max((view.prefill_tokens_per_s or 0.0 for view in views), default=0.0) or default
-    return [
-        measured if measured and measured * RATE_NOISE < fastest else fastest
-        for measured in (view.prefill_tokens_per_s for view in views)
-    ]
+    rates = [view.prefill_tokens_per_s or 0.0 for view in views]
+    fastest = max(rates, default=0.0) or default
+    return [rate if rate and rate * RATE_NOISE < fastest else fastest for rate in rates]
 
 
 def queue_of(view: TargetView, account: Account, prefill_rate: float) -> tuple[int, float]:
@@ -61,7 +59,7 @@ def make_candidate(
     usable = running if lacking else _usable_blocks(request, view, account, running, max_siblings)
     if usable != matched:
         reusable = predicted_tokens(request, usable, granularity)
-    num_host = max(0, min(cached, reusable) - on_gpu)
+    num_host = max(0, min(cached, reusable) - on_gpu) if view.host_blocks else 0
     uncached = request.num_prompt_tokens - reusable
     queued, queue_s = queue
     memory_s = lacking / (view.kv_tokens or 1) * account.mean_duration_s
@@ -130,8 +128,10 @@ def predicted_tokens(
 
     A hit is a multiple of `hit_granularity` tokens, None for the block size.
     """
-    if request.block_size is None:
+    if not num_blocks or request.block_size is None:
         return 0
     unit = hit_granularity or request.block_size
-    usable = min(num_blocks * request.block_size, request.num_prompt_tokens - 1)
-    return max(0, usable // unit * unit)
+    usable = num_blocks * request.block_size
+    if usable >= request.num_prompt_tokens:
+        usable = max(0, request.num_prompt_tokens - 1)
+    return usable // unit * unit

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -18,10 +19,9 @@ def scored(
     policy: Policy, request: PlanRequest, candidates: Sequence[Candidate]
 ) -> list[Candidate]:
     """Return the candidates with the policy's scores."""
-    scores = policy.scores(request, candidates)
+    replace, scores = msgspec.structs.replace, policy.scores(request, candidates)
     return [
-        msgspec.structs.replace(candidate, score=score)
-        for candidate, score in zip(candidates, scores, strict=True)
+        replace(candidate, score=score) for candidate, score in zip(candidates, scores, strict=True)
     ]
 
 
@@ -32,18 +32,17 @@ def choose(
 
     Rule `affinity` compares what would have to be computed, not scores.
     """
-    rated = [(c, _rating(c, rule)) for c in candidates]
-    ratings = [rating for _, rating in rated if rating is not None]
-    best = min(ratings)
+    ratings = [float(c.num_uncached_tokens) if rule == "affinity" else c.score for c in candidates]
+    best = min(rating for rating in ratings if rating is not None)
     limit = best + (policy.tolerance(best) if rule != "affinity" else 0.0)
-    ties = [c for c, rating in rated if rating is not None and rating <= limit]
+    ties = [
+        candidate
+        for candidate, rating in zip(candidates, ratings, strict=True)
+        if rating is not None and rating <= limit
+    ]
     if len(ties) == 1:
         return ties[0]
     return min(ties, key=lambda candidate: tie_order(candidate, gateway))
-
-
-def _rating(candidate: Candidate, rule: Rule) -> float | None:
-    return float(candidate.num_uncached_tokens) if rule == "affinity" else candidate.score
 
 
 def tie_order(candidate: Candidate, gateway: str) -> tuple[int, int, int, int, int]:
@@ -56,8 +55,14 @@ def tie_order(candidate: Candidate, gateway: str) -> tuple[int, int, int, int, i
         candidate.queued_prefill_tokens,
         -candidate.num_reusable_tokens,
         candidate.last_placed,
-        zlib.crc32(f"{gateway} {candidate.target}".encode()),
+        _rank_at(gateway, candidate.target),
     )
+
+
+@lru_cache(maxsize=1024)
+def _rank_at(gateway: str, target: Target) -> int:
+    """Return the place of a target in an order of this gateway's own; remembered for its cost."""
+    return zlib.crc32(f"{gateway} {target}".encode())
 
 
 def replayed(place: Place, request: PlanRequest, policy: Policy, *, gateway: str) -> Target:
@@ -68,6 +73,14 @@ def replayed(place: Place, request: PlanRequest, policy: Policy, *, gateway: str
     return choose(
         scored(policy, request, took_part), policy, rule=place.rule, gateway=gateway
     ).target
+
+
+def without(candidates: Sequence[Candidate], rated: Sequence[Candidate]) -> list[Candidate]:
+    """Leave out those whose targets were rated."""
+    if len(candidates) == len(rated):
+        return []
+    considered = {candidate.target for candidate in rated}
+    return [candidate for candidate in candidates if candidate.target not in considered]
 
 
 def without_holders(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -43,40 +43,39 @@ class Account:
         By doubling and halving: whoever runs a block runs all that are before it in its chain.
         """
         refs, total = self.block_refs, len(hashes)
-        if not refs:
+        if not total or hashes[0] not in refs:
             return 0
         end = 1
         while end <= total and hashes[end - 1] in refs:
             end *= 2
-        return bisect_left(
-            hashes,
-            True,
-            lo=end // 2,
-            hi=min(end - 1, total),
-            key=lambda block: block not in refs,
-        )
+        first, last = end // 2, min(end - 1, total)
+        if first == last:
+            return first
+        return bisect_left(hashes, True, lo=first, hi=last, key=lambda block: block not in refs)
 
     def hold(self, entry: Entry) -> None:
         """Count one more running request, with the blocks of its prompt."""
-        refs, num_before = self.block_refs, len(self.block_refs)
+        refs, hashes = self.block_refs, entry.hashes
         self.num_active += 1
         self.prefill_tokens += entry.prefill_tokens
-        for block in entry.hashes:
-            refs[block] = refs.get(block, 0) + 1
-        num_new = len(refs) - num_before
+        num_shared = self.num_running_blocks(hashes)
+        for block in hashes[:num_shared]:
+            refs[block] += 1
+        refs.update(dict.fromkeys(hashes[num_shared:], 1))
+        num_new = len(hashes) - num_shared
         self.num_held_tokens += num_new * entry.block_size + entry.num_loose_tokens
 
     def let_go(self, entry: Entry) -> None:
         """Count one less; its prefill is over."""
-        refs, num_before = self.block_refs, len(self.block_refs)
+        refs, hashes = self.block_refs, entry.hashes
         self.num_active -= 1
-        for block in entry.hashes:
-            left = refs[block] - 1
-            if left:
-                refs[block] = left
-            else:
-                del refs[block]
-        num_gone = num_before - len(refs)
+        # Whoever else runs a block runs all before it, so the counts fall along the chain.
+        num_shared = bisect_left(hashes, True, key=lambda block: refs[block] == 1)
+        for block in hashes[:num_shared]:
+            refs[block] -= 1
+        for block in hashes[num_shared:]:
+            del refs[block]
+        num_gone = len(hashes) - num_shared
         self.num_held_tokens -= num_gone * entry.block_size + entry.num_loose_tokens
 
     def learn(self, *, num_output_tokens: int, duration_s: float) -> None:
@@ -122,7 +121,9 @@ class Ledger:
         assert key not in self.entries, f"attempt {key} is placed twice"
         self.num_placed += 1
         self.entries[key] = entry
-        account = self.accounts.setdefault(entry.target, Account())
+        account = self.accounts.get(entry.target)
+        if account is None:
+            account = self.accounts[entry.target] = Account()
         account.last_placed = self.num_placed
         account.hold(entry)
 

@@ -13,7 +13,7 @@ import msgspec
 
 from router.policy.breaker import Breaker
 from router.policy.candidates import comparable_rates, make_candidate, queue_of
-from router.policy.choice import choose, scored, without_holders
+from router.policy.choice import choose, scored, without, without_holders
 from router.policy.fair_share import Charged, Rival
 from router.policy.ledger import Entry, Ledger
 from router.policy.prefix_heat import HALF_LIFE_S, PrefixHeat
@@ -218,9 +218,10 @@ class Planner:
         return breaker
 
     def _queue(self, model: str) -> ModelQueue | None:
-        if self._config.queue is None:
-            return None
-        return self._queues.setdefault(model, ModelQueue(self._config.queue))
+        queue = self._queues.get(model)
+        if queue is None and self._config.queue is not None:
+            queue = self._queues[model] = ModelQueue(self._config.queue)
+        return queue
 
     def _decide(
         self,
@@ -243,13 +244,11 @@ class Planner:
         if copy is not None:
             winner, rule = copy, "copy"
         self._open(request, winner, queue, now)
-        considered = {c.target for c in rated}
-        others = [c for c in candidates if c.target not in considered]
         return Place(
             winner=winner,
             policy=policy.name,
             params=params_of(policy),
-            candidates=(*rated, *others),
+            candidates=(*rated, *without(candidates, rated)),
             rule=rule,
         )
 
@@ -306,9 +305,11 @@ class Planner:
 
         Nobody is idle then, so a request that moves only has its prefix computed again.
         """
-        least_s = min(c.queue_s for c in open_ones)
         floor_s = self._config.saturation_s
-        if floor_s is None or least_s < floor_s or not policy.weighs_cache:
+        if floor_s is None or not policy.weighs_cache:
+            return open_ones, "score"
+        least_s = min(c.queue_s for c in open_ones)
+        if least_s < floor_s:
             return open_ones, "score"
         return [c for c in open_ones if c.queue_s <= 2 * least_s], "affinity"
 
@@ -330,8 +331,10 @@ class Planner:
         now: float,
     ) -> Candidate | None:
         """Return the target that gets a copy of a hot prefix, None when it needs none now."""
-        replication, most = self._replication, max(c.num_cached_tokens for c in rated)
-        if replication is None or not policy.weighs_cache or most < replication.config.min_tokens:
+        replication = self._replication
+        if replication is None or not policy.weighs_cache:
+            return None
+        if max(c.num_cached_tokens for c in rated) < replication.config.min_tokens:
             return None
         others = without_holders(rated)
         holders = len(rated) - len(others)
@@ -372,7 +375,8 @@ class Planner:
     def _exclusion(
         self, request: PlanRequest, view: TargetView, *, queue_s: float, now: float
     ) -> Exclusion | None:
-        if view.target.replica in request.tried:
+        replica = view.target.replica
+        if replica in request.tried:
             return "tried"
         if request.isolated and not view.isolates:
             return "not_isolating"
@@ -382,7 +386,7 @@ class Planner:
             return "too_short"
         if view.draining:
             return "draining"
-        if not self._breaker(view.target.replica).allows(now):
+        if replica in self._breakers and not self._breakers[replica].allows(now):
             return "breaker_open"
         if queue_s > self._config.max_queue_s:
             return "saturated"

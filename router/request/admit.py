@@ -6,8 +6,6 @@ A permit is held from before the body is read to the last byte of the answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from engine.frontend.errors import RequestError
 
@@ -23,9 +21,8 @@ class Admission:
         self.draining = False
         self.retiring = False
 
-    @contextmanager
-    def admit(self) -> Iterator[None]:
-        """Hold a permit; raise RequestError `draining` or `overloaded` instead."""
+    def admit(self) -> Admission:
+        """Return what holds a permit as a context; raise `draining` or `overloaded` instead."""
         if self.draining:
             raise RequestError(
                 "draining", "this gateway is shutting down; another one answers", retry_after_s=1.0
@@ -36,14 +33,16 @@ class Admission:
                 f"{self._max_in_flight} requests are being served; try again shortly",
                 retry_after_s=1.0,
             )
+        return self
+
+    def __enter__(self) -> None:
         self.num_admitted += 1
         self._idle.clear()
-        try:
-            yield
-        finally:
-            self.num_admitted -= 1
-            if not self.num_admitted:
-                self._idle.set()
+
+    def __exit__(self, *_: object) -> None:
+        self.num_admitted -= 1
+        if not self.num_admitted:
+            self._idle.set()
 
     def retire(self) -> None:
         """Note that another process has taken this one's place; who still comes is let in."""

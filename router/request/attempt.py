@@ -66,9 +66,8 @@ class AttemptRunner:
         streams = bool(job.head.stream) or replica.kind == "prefixfleet"
         relay: Relay | None = None
         try:
-            async with (
-                asyncio.timeout(self._limit_s(placement, streams=streams)) as limit,
-                self._client.post(
+            async with asyncio.timeout(self._limit_s(placement, streams=streams)) as limit:
+                answer = await self._client.post(
                     f"{replica.url}/v1/{job.endpoint}",
                     _body(job, prepared, placement),
                     headers={
@@ -77,14 +76,14 @@ class AttemptRunner:
                         **replica.headers_for(placement.winner.target),
                     },
                     replica=replica.id,
-                ) as upstream,
-            ):
-                if not streams:
-                    return await self._read_whole(job, placement, upstream)
-                relay = self._relay(job, placement, sink, limit)
-                with self._watch.watching(replica, limit):
-                    await relay.run(upstream)
-                return None
+                )
+                with answer:
+                    if not streams:
+                        return await self._read_whole(job, placement, answer)
+                    relay = self._relay(job, placement, sink, limit)
+                    with self._watch.watching(replica, limit):
+                        await relay.run(answer)
+                    return None
         except TimeoutError:
             raise self._too_slow(placement, relay) from None
 
@@ -101,8 +100,10 @@ class AttemptRunner:
         def took(chunk: Chunk) -> None:
             job.transcript.take(chunk, execution=execution)
             # Where tokens come with their ids, the transcript has counted them.
-            job.num_output_chunks += chunk.prefixfleet is UNSET and chunk.has_output
-            job.usage = chunk.realised or job.usage
+            if chunk.prefixfleet is UNSET and chunk.has_output:
+                job.num_output_chunks += 1
+            if chunk.usage:
+                job.usage = chunk.realised
 
         return Relay(
             sink,

@@ -56,6 +56,10 @@ ALLOWED: dict[Endpoint, frozenset[str]] = {
     "completions": frozenset(f"{_SHARED} {_COMPLETION}".split()),
 }
 VLLM_ALLOWED = frozenset(_VLLM.split())
+_KNOWN = {
+    endpoint: allowed | VLLM_ALLOWED | _CONSUMED | frozenset(FORBIDDEN)
+    for endpoint, allowed in ALLOWED.items()
+}
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -130,9 +134,9 @@ def with_model(head: Head, fields: Fields, model: str) -> tuple[Head, Fields]:
 
 def check_foreign(fields: Fields, endpoint: Endpoint) -> None:
     """Raise RequestError for a field that is not passed on to engines of other make."""
-    allowed = ALLOWED[endpoint] | VLLM_ALLOWED | _CONSUMED | frozenset(FORBIDDEN)
+    known = _KNOWN[endpoint]
     for name in fields:
-        if name not in allowed:
+        if name not in known:
             raise _invalid(name, "is not a field that this gateway passes on; leave it out")
 
 

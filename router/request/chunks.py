@@ -5,6 +5,7 @@ It reads the few fields that steer the relay and leaves everything else as it ca
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -35,14 +36,15 @@ class Chunk(msgspec.Struct, frozen=True):
 
     choices: list[_Choice] = []
     usage: _Usage | UnsetType | None = UNSET
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw | UnsetType = UNSET  # With None, msgspec takes null alone.
     created: int | None = None
     prefixfleet: Progress | UnsetType = UNSET
 
     @property
     def has_output(self) -> bool:
         """Whether it carries anything that was generated; a role alone is no output."""
-        return any(_has_output(choice) for choice in self.choices)
+        choices = self.choices
+        return _has_output(choices[0]) if len(choices) == 1 else any(map(_has_output, choices))
 
     @property
     def is_usage_only(self) -> bool:
@@ -74,6 +76,7 @@ def _has_output(choice: _Choice) -> bool:
 
 _EMPTY = (b'""', b"null", b"[]")
 _decoder = msgspec.json.Decoder(Chunk)
+_several_decoder = msgspec.json.Decoder(list[Chunk])
 _encoder = msgspec.json.Encoder()
 _PROGRESS = b',"prefixfleet":'
 _NO_USAGE = b',"usage":null}'
@@ -84,13 +87,18 @@ def read_chunk(data: bytes) -> Chunk:
     return _decoder.decode(data)
 
 
+def read_chunks(several: Sequence[bytes]) -> list[Chunk]:
+    """Read chunks that came together; raises msgspec.DecodeError when one of them is none."""
+    return _several_decoder.decode(b"[" + b",".join(several) + b"]")
+
+
 def presentable(data: bytes, chunk: Chunk, *, include_usage: bool) -> bytes | None:
     """Return the chunk as the client may see it, None when it is not meant for the client.
 
     Usage was asked for by the gateway, so it is taken out again unless the client wants it; the
     `prefixfleet` field never leaves the fleet.
     """
-    if chunk.is_usage_only and not include_usage:
+    if not include_usage and chunk.is_usage_only:
         return None
     if chunk.prefixfleet is not UNSET:
         return _without_progress(data, chunk, include_usage=include_usage)

@@ -109,7 +109,7 @@ def _watch_budgets(job: Job, claim: Claim, verdict: Verdict, metrics: GatewayMet
     for scope, use in zip(claim.scopes, verdict.uses, strict=True):
         for words, limit, used in budgets_of(scope, use):
             if scope.name.startswith("tenant/"):
-                metrics.budget_used.labels(job.tenant.name, words.split()[-1]).set(used / limit)
+                metrics.budget_used_of(job.tenant.name, words.split()[-1]).set(used / limit)
             soft = scope.limits.soft_limit * limit
             if used - claim.num_tokens < soft <= used:
                 log.warning(

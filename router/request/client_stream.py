@@ -85,11 +85,12 @@ class ClientStream:
         Raises ConnectionError when it is gone.
         """
         self.num_events += len(chunks)
-        await self._write(b"".join([self._shape.take(data) for data in chunks]))
+        await self._write(b"".join(map(self._shape.take, chunks)))
 
-    async def done(self) -> None:
-        """Send the end marker."""
-        await self._write(self._shape.end())
+    async def done(self, chunks: Sequence[bytes] = ()) -> None:
+        """Send the last chunks, if there are any, and the end marker in one write."""
+        self.num_events += len(chunks)
+        await self._write(b"".join([*map(self._shape.take, chunks), self._shape.end()]))
 
     async def fail(self, error: PrefixFleetError) -> None:
         """Send a typed error as the last event; no end marker follows it."""
@@ -101,29 +102,39 @@ class ClientStream:
             await self._response.write_eof()
 
     async def _write(self, data: bytes) -> None:
-        if self._response is not None and self._goes_at_once(len(data)):
+        if not self._goes_at_once(len(data)):
+            await self._write_in_turn(data)
+        elif self._response is not None:
             await self._response.write(data)
-            self._written_at = asyncio.get_running_loop().time()
-            return
+        else:
+            async with self._write_lock:
+                await (await self._begin()).write(data)
+        self._written_at = asyncio.get_running_loop().time()
+
+    async def _write_in_turn(self, data: bytes) -> None:
+        """Write when others have written, and for as long as a client may take to read."""
         async with self._write_lock:
-            if self._response is None:
-                self._response = web.StreamResponse(
-                    headers={
-                        "content-type": "text/event-stream; charset=utf-8",
-                        "cache-control": "no-cache",
-                        "x-accel-buffering": "no",
-                        **self.headers,
-                    }
-                )
-                await self._response.prepare(self._request)
+            response = self._response or await self._begin()
             try:
                 async with asyncio.timeout(self._write_timeout_s):
-                    await self._response.write(data)
+                    await response.write(data)
             except TimeoutError:
                 if self._request.transport is not None:
                     self._request.transport.abort()
                 raise ConnectionResetError("the client does not read") from None
-            self._written_at = asyncio.get_running_loop().time()
+
+    async def _begin(self) -> web.StreamResponse:
+        """Prepare the response, once; its head leaves with the first data."""
+        self._response = web.StreamResponse(
+            headers={
+                "content-type": "text/event-stream; charset=utf-8",
+                "cache-control": "no-cache",
+                "x-accel-buffering": "no",
+                **self.headers,
+            }
+        )
+        await self._response.prepare(self._request)
+        return self._response
 
     def _goes_at_once(self, num_bytes: int) -> bool:
         """Whether a write would wait neither for another one nor for the client to read."""

@@ -6,6 +6,7 @@ replica early, and can start again elsewhere until the very end.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -30,6 +31,10 @@ from engine.frontend.openai import (
 )
 from kvindex.foundation.errors import WireError
 from router.request.body import Endpoint
+
+_chat_decoder = msgspec.json.Decoder(list[ChatCompletionChunk])
+_completion_decoder = msgspec.json.Decoder(list[Completion])
+_Decoder = msgspec.json.Decoder[list[ChatCompletionChunk]] | msgspec.json.Decoder[list[Completion]]
 
 
 @dataclass(slots=True)
@@ -57,39 +62,39 @@ class _Choice:
         if stop_reason is not UNSET and stop_reason is not None:
             self.stop_reason = stop_reason
         if token_ids is not UNSET:
-            self.token_ids = [*(self.token_ids or []), *token_ids]
+            if self.token_ids is UNSET:
+                self.token_ids = []
+            self.token_ids += token_ids
 
 
 class ChunkFold:
-    """Chunks in, in order; `result` when the stream has ended with [DONE].
+    """Chunks in, in order, each known to be JSON; `result` when the stream has ended with [DONE].
 
     Raises WireError when the replica sent something that is no chunk, or ended unfinished.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
+        is_chat = endpoint == "chat/completions"
+        self._decoder: _Decoder = _chat_decoder if is_chat else _completion_decoder
         self._choices: dict[int, _Choice] = {}
         self._first: ChatCompletionChunk | Completion | None = None
         self._usage: Usage | None = None
         self._prompt_token_ids: list[int] | UnsetType = UNSET
         self._prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
-    def add(self, data: bytes) -> None:
-        """Take one chunk."""
-        chunk: ChatCompletionChunk | Completion
+    def add(self, several: Sequence[bytes]) -> None:
+        """Take chunks that came together: to decode them at once costs half as much."""
         try:
-            if self._endpoint == "chat/completions":
-                chunk = msgspec.json.decode(data, type=ChatCompletionChunk)
-            else:
-                chunk = msgspec.json.decode(data, type=Completion)
+            chunks = self._decoder.decode(b"[" + b",".join(several) + b"]")
         except msgspec.DecodeError as error:
             raise WireError(f"chunk of a replica: {error}") from None
-        self._first = self._first or chunk
-        self._usage = chunk.usage or self._usage
-        if isinstance(chunk, ChatCompletionChunk):
-            self._add_chat(chunk)
-        else:
-            self._add_completion(chunk)
+        for chunk in chunks:
+            self._first = self._first or chunk
+            self._usage = chunk.usage or self._usage
+            if isinstance(chunk, ChatCompletionChunk):
+                self._add_chat(chunk)
+            else:
+                self._add_completion(chunk)
 
     def result(self) -> ChatCompletion | Completion:
         """Return the whole answer."""
@@ -113,29 +118,34 @@ class ChunkFold:
             usage=self._usage,
         )
 
+    def _begin(self, index: int) -> _Choice:
+        choice = self._choices[index] = _Choice()
+        return choice
+
     def _add_chat(self, chunk: ChatCompletionChunk) -> None:
         if chunk.prompt_token_ids is not UNSET:
             self._prompt_token_ids = chunk.prompt_token_ids
         if chunk.prompt_logprobs is not UNSET:
             self._prompt_logprobs = chunk.prompt_logprobs
         for part in chunk.choices:
-            choice = self._choices.setdefault(part.index, _Choice())
+            choice = self._choices.get(part.index) or self._begin(part.index)
             if part.logprobs is not None:
                 choice.chat_logprobs = joined_chat(choice.chat_logprobs, part.logprobs)
             try:
                 choice.message.add(part.delta)
             except ValueError as error:
                 raise WireError(f"chunk of a replica: {error}") from None
-            choice.add(
-                "",
-                finish_reason=part.finish_reason,
-                stop_reason=part.stop_reason,
-                token_ids=part.token_ids,
-            )
+            if part.finish_reason is not None or part.token_ids is not UNSET:
+                choice.add(
+                    "",
+                    finish_reason=part.finish_reason,
+                    stop_reason=part.stop_reason,
+                    token_ids=part.token_ids,
+                )
 
     def _add_completion(self, chunk: Completion) -> None:
         for part in chunk.choices:
-            choice = self._choices.setdefault(part.index, _Choice())
+            choice = self._choices.get(part.index) or self._begin(part.index)
             choice.add(
                 part.text,
                 finish_reason=part.finish_reason,

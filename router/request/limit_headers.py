@@ -6,29 +6,49 @@ Where tenant and key both have a limit, the one with less left is told.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from router.tenancy.limits import Claim, Scope, ScopeUse, Verdict
 
 BUDGET_WARNING = "x-prefixfleet-budget-warning"
 
 
+class _Left(NamedTuple):
+    """What is left of a limit."""
+
+    remaining: int
+    limit: int
+    reset_s: float
+
+
 def limit_headers(claim: Claim, verdict: Verdict) -> dict[str, str]:
     """Return `x-ratelimit-*` for the limits per minute that hold, and the warning of budgets."""
     headers: dict[str, str] = {}
     pairs = list(zip(claim.scopes, verdict.uses, strict=True))
-    requests = [(s.limits.requests_per_minute, use.num_requests, use) for s, use in pairs]
-    tokens = [(s.limits.tokens_per_minute, use.num_tokens, use) for s, use in pairs]
-    for name, rows in (("requests", requests), ("tokens", tokens)):
-        left = [(limit - used, limit, use) for limit, used, use in rows if limit is not None]
-        if left:
-            remaining, limit, use = min(left, key=lambda row: row[0])
-            headers[f"x-ratelimit-limit-{name}"] = str(limit)
-            headers[f"x-ratelimit-remaining-{name}"] = str(max(0, remaining))
-            headers[f"x-ratelimit-reset-{name}"] = duration(use.reset_s)
+    requests = tokens = None
+    for scope, use in pairs:
+        limits, reset_s = scope.limits, use.reset_s
+        requests = _less_left(requests, limits.requests_per_minute, use.num_requests, reset_s)
+        tokens = _less_left(tokens, limits.tokens_per_minute, use.num_tokens, reset_s)
+    if requests is not None:
+        headers["x-ratelimit-limit-requests"] = str(requests.limit)
+        headers["x-ratelimit-remaining-requests"] = str(max(0, requests.remaining))
+        headers["x-ratelimit-reset-requests"] = duration(requests.reset_s)
+    if tokens is not None:
+        headers["x-ratelimit-limit-tokens"] = str(tokens.limit)
+        headers["x-ratelimit-remaining-tokens"] = str(max(0, tokens.remaining))
+        headers["x-ratelimit-reset-tokens"] = duration(tokens.reset_s)
     warnings = budget_warnings(pairs)
     if warnings:
         headers[BUDGET_WARNING] = "; ".join(warnings)
     return headers
+
+
+def _less_left(left: _Left | None, limit: int | None, used: int, reset_s: float) -> _Left | None:
+    """Return what is left of a limit, if that is less than is left of another."""
+    if limit is None or (left is not None and left.remaining <= limit - used):
+        return left
+    return _Left(limit - used, limit, reset_s)
 
 
 def budget_warnings(pairs: Sequence[tuple[Scope, ScopeUse]]) -> list[str]:
@@ -43,11 +63,12 @@ def budget_warnings(pairs: Sequence[tuple[Scope, ScopeUse]]) -> list[str]:
 
 def budgets_of(scope: Scope, use: ScopeUse) -> list[tuple[str, int, int]]:
     """Return each budget that is set: its name, its tokens, and how many are used."""
-    budgets = (
-        ("tokens per day", scope.limits.tokens_per_day, use.day_tokens),
-        ("tokens per month", scope.limits.tokens_per_month, use.month_tokens),
-    )
-    return [(words, limit, used) for words, limit, used in budgets if limit is not None]
+    limits, budgets = scope.limits, []
+    if limits.tokens_per_day is not None:
+        budgets.append(("tokens per day", limits.tokens_per_day, use.day_tokens))
+    if limits.tokens_per_month is not None:
+        budgets.append(("tokens per month", limits.tokens_per_month, use.month_tokens))
+    return budgets
 
 
 def duration(seconds: float) -> str:

@@ -100,14 +100,13 @@ class Placer:
         Raises RequestError `overloaded` or `no_replica`. What was decided in the end is appended
         to the attempts of the job.
         """
-        model = job.head.model
+        model, has_waited = job.head.model, False
         try:
             while True:
                 matches = await self._match(
                     self._view.pools_of(model), prepared.hashes, _num_prompt_tokens(job, prepared)
                 )
-                # From here to the plan nothing waits: views and replicas are of one moment.
-                replicas = {replica.id: replica for replica in self._view.serving(model)}
+                # From here to the placement nothing waits: all of it is of one moment.
                 request = self._request(job, prepared, attempt)
                 now = self._clock.monotonic()
                 decision = self._planner.plan(
@@ -115,9 +114,11 @@ class Placer:
                 )
                 if not isinstance(decision, Wait):
                     break
+                has_waited = True
                 await self._turns.wait(model, job.unique_id, until=decision.until)
         finally:
-            self._turns.leave(model, job.unique_id)
+            if has_waited:
+                self._turns.leave(model, job.unique_id)
         record = msgspec.structs.replace(request, hashes=())
         job.attempts.append(AttemptRecord(attempt=attempt, decision=decision, request=record))
         if not isinstance(decision, Place):
@@ -129,11 +130,14 @@ class Placer:
             unique_id=job.unique_id,
             attempt=attempt,
             place=decision,
-            replica=replicas[decision.winner.target.replica],
+            replica=self._serving(model, decision.winner.target.replica),
             hashes=prepared.hashes,
         )
         await self._reserve(placement, job, prepared, matches)
         return placement
+
+    def _serving(self, model: str, replica_id: str) -> Replica:
+        return next(r for r in self._view.serving(model) if r.id == replica_id)
 
     def _request(self, job: Job, prepared: Prepared, attempt: int) -> PlanRequest:
         return PlanRequest(
@@ -222,14 +226,11 @@ class Placer:
         """
         if self._index is None or not pools:
             return None
-        answers = await asyncio.gather(
-            *(
-                self._index.match(
-                    pool.id, hashes[: (num_prompt_tokens - 1) // pool.scheme.block_size]
-                )
-                for pool in pools
-            )
-        )
+        calls = [
+            self._index.match(pool.id, hashes[: (num_prompt_tokens - 1) // pool.scheme.block_size])
+            for pool in pools
+        ]
+        answers = await asyncio.gather(*calls) if len(calls) > 1 else [await calls[0]]
         known = [answer for answer in answers if answer is not None]
         if len(known) < len(answers):
             return None

@@ -9,14 +9,15 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from engine.frontend.openai import ChatCompletionRequest, CompletionRequest
 from engine.frontend.params import num_prompt_logprobs, requested_max_tokens, resolve_max_tokens
 from engine.frontend.parse import parse_chat_request, parse_completion_request
-from engine.frontend.prompt import PromptEncoder, TooMuchToEncodeError
+from engine.frontend.prompt import PromptEncoder
+from engine.frontend.segments import TooMuchToEncodeError
 from kvindex.hashing import Adapter, BlockHash, HashScheme, hash_tokens
 from router.request.body import Endpoint
 from router.request.text_chain import BLOCK_BYTES
@@ -69,23 +70,23 @@ class Preparer:
 
         Short ones of which little is new are prepared at once: a thread would cost more than that.
         """
-        chain_of = partial(hash_tokens, scheme=scheme, cache_salt=cache_salt, adapter=adapter)
-        prepare = partial(
-            _prepare,
-            body,
-            endpoint,
-            encoder,
-            max_model_len,
-            scheme.block_size,
-            chain_of,
+        if encoder is None:
+            return await self.run(partial(_estimated, body, endpoint))
+        encode = partial(
+            _encode,
+            encoder=encoder,
+            max_model_len=max_model_len,
+            block_size=scheme.block_size,
+            chain_of=partial(hash_tokens, scheme=scheme, cache_salt=cache_salt, adapter=adapter),
             scope=cache_salt,
         )
-        if encoder is not None and endpoint == "chat/completions" and len(body) <= _SHORT_BYTES:
-            try:
-                return prepare(max_new_chars=_FEW_CHARS)
-            except TooMuchToEncodeError:
-                pass
-        return await self.run(prepare)
+        if endpoint != "chat/completions" or len(body) > _SHORT_BYTES:
+            return await self.run(lambda: encode(_read(body, endpoint, encoder)))
+        asked = _read(body, endpoint, encoder)
+        try:
+            return encode(asked, max_new_chars=_FEW_CHARS)
+        except TooMuchToEncodeError:
+            return await self.run(partial(encode, asked))
 
     async def run(self, action: Callable[[], T]) -> T:
         """Do other work on texts in the same line."""
@@ -105,27 +106,45 @@ def estimate(
     )
 
 
-def _prepare(
-    body: bytes,
-    endpoint: Endpoint,
-    encoder: PromptEncoder | None,
+class _Asked(NamedTuple):
+    """A checked request; `text` is its conversation, written as the model's template wants it."""
+
+    request: ChatCompletionRequest | CompletionRequest
+    text: str = ""
+
+
+def _parse(body: bytes, endpoint: Endpoint) -> ChatCompletionRequest | CompletionRequest:
+    if endpoint == "chat/completions":
+        return parse_chat_request(body)
+    return parse_completion_request(body)
+
+
+def _estimated(body: bytes, endpoint: Endpoint) -> Prepared:
+    return estimate(body, num_output_tokens=requested_max_tokens(_parse(body, endpoint)))
+
+
+def _read(body: bytes, endpoint: Endpoint, encoder: PromptEncoder) -> _Asked:
+    request = _parse(body, endpoint)
+    if isinstance(request, ChatCompletionRequest):
+        return _Asked(request, encoder.text_of(request))
+    return _Asked(request)
+
+
+def _encode(
+    asked: _Asked,
+    *,
+    encoder: PromptEncoder,
     max_model_len: int | None,
     block_size: int,
     chain_of: Callable[[list[int]], list[BlockHash]],
-    *,
     scope: str,
     max_new_chars: int | None = None,
 ) -> Prepared:
-    request: ChatCompletionRequest | CompletionRequest
-    if endpoint == "chat/completions":
-        request = parse_chat_request(body)
-    else:
-        request = parse_completion_request(body)
-    requested = requested_max_tokens(request)
-    if encoder is None:
-        return estimate(body, num_output_tokens=requested)
+    request, requested = asked.request, requested_max_tokens(asked.request)
     if isinstance(request, ChatCompletionRequest):
-        prompts = [encoder.chat(request, scope=scope, max_new_chars=max_new_chars)]
+        prompts = [
+            encoder.encode_chat(request, asked.text, scope=scope, max_new_chars=max_new_chars)
+        ]
     else:
         prompts = encoder.completion(request)
     longest = max(map(len, prompts))

@@ -7,16 +7,17 @@ the client is told of it, is dispatch's business.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
+from msgspec import UNSET
 
 from engine.frontend.sse import DONE_DATA, SseEvent, SseParser
 from kvindex.foundation.errors import WireError
 from router.fleet.client import FailureCause, ReplicaFailure, Upstream
 from router.request.body import Endpoint
-from router.request.chunks import Chunk, presentable, read_chunk
+from router.request.chunks import Chunk, presentable, read_chunk, read_chunks
 from router.request.client_stream import ClientStream
 from router.request.collect import ChunkFold
 
@@ -36,7 +37,7 @@ class Sink(Protocol):
         ...
 
     async def done(self) -> None:
-        """Take the end marker."""
+        """Take the end marker; what was not passed on yet goes with it."""
         ...
 
     def restart(self) -> bool:
@@ -64,22 +65,18 @@ class StreamSink:
         self._has_output = self._has_output or chunk.has_output
 
     async def flush(self) -> None:
-        if self._held and (self._stream.num_events or self._has_output):
-            await self._send_held()
+        if self._held and (self._has_output or self._stream.num_events):
+            held, self._held = self._held, []
+            await self._stream.send(held)
 
     async def done(self) -> None:
-        if self._held:
-            await self._send_held()
-        await self._stream.done()
+        held, self._held = self._held, []
+        await self._stream.done(held)
 
     def restart(self) -> bool:
         self._held.clear()
         self._has_output = False
         return self._stream.num_events == 0
-
-    async def _send_held(self) -> None:
-        held, self._held = self._held, []
-        await self._stream.send(held)
 
 
 class FoldSink:
@@ -88,19 +85,23 @@ class FoldSink:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._fold = ChunkFold(endpoint)
+        self._held: list[bytes] = []
         self.answer = b""
 
     def accept(self, data: bytes, chunk: Chunk) -> None:
-        self._fold.add(data)
+        self._held.append(data)
 
     async def flush(self) -> None:
-        return
+        held, self._held = self._held, []
+        self._fold.add(held)
 
     async def done(self) -> None:
+        await self.flush()
         self.answer = msgspec.json.encode(self._fold.result())
 
     def restart(self) -> bool:
         self._fold = ChunkFold(self._endpoint)
+        self._held.clear()
         return True
 
 
@@ -136,14 +137,13 @@ class Relay:
     async def run(self, upstream: Upstream) -> None:
         """Relay up to the end marker; raise ReplicaFailure for any other end."""
         parser = SseParser()
-        async for data in upstream.chunks():
-            try:
-                is_done = await self._take(parser.feed(data))
-            except WireError as error:
-                raise ReplicaFailure("lost", f"{self._replica}: {error}") from None
-            if is_done:
-                await upstream.drain()
-                return
+        try:
+            while data := await upstream.next_piece():
+                if await self._take(parser.feed(data)):
+                    await upstream.drain()
+                    return
+        except WireError as error:
+            raise ReplicaFailure("lost", f"{self._replica}: {error}") from None
         raise ReplicaFailure("lost", f"{self._replica} ended its stream without [DONE]")
 
     async def _take(self, events: Sequence[SseEvent]) -> bool:
@@ -152,15 +152,19 @@ class Relay:
         What came before something that is wrong has been taken, and is passed on. WireError for
         what the sink cannot read.
         """
-        if not any(event.comment is None for event in events):
+        chunks = [event.data for event in events if event.comment is None]
+        if not chunks:
             return False
         try:
-            is_done = self._accept(events)
-        finally:
+            is_done = self._accept(chunks)
+        except (ReplicaFailure, WireError):
             await self._pass_on()
+            raise
         if is_done:
             self._limit.reschedule(None)
             await self._sink.done()
+        else:
+            await self._pass_on()
         return is_done
 
     async def _pass_on(self) -> None:
@@ -181,31 +185,40 @@ class Relay:
         await self._sink.flush()
         self._limit.reschedule(loop.time() + self._stall_s if self.has_output else limit_at)
 
-    def _accept(self, events: Sequence[SseEvent]) -> bool:
+    def _accept(self, chunks: Sequence[bytes]) -> bool:
         """Hand chunks to the sink; True at the end marker."""
-        for event in events:
-            if event.comment is not None:
-                continue
-            if event.data == DONE_DATA:
-                return True
-            chunk = self._read(event)
-            self._sink.accept(event.data, chunk)
+        is_done = DONE_DATA in chunks
+        if is_done:
+            chunks = chunks[: chunks.index(DONE_DATA)]
+        for data, chunk in zip(chunks, self._read(chunks), strict=True):
+            if chunk.error is not UNSET and bytes(chunk.error) != b"null":
+                raise self._gave_up(chunk.error)
+            if not self.has_output and chunk.has_output:
+                self.has_output = True
+                self._on_output()
+            self._sink.accept(data, chunk)
             self._on_chunk(chunk)
-        return False
+        return is_done
 
-    def _read(self, event: SseEvent) -> Chunk:
+    def _read(self, chunks: Sequence[bytes]) -> Iterable[Chunk]:
+        """Read chunks, all at once if they are what they should be."""
+        if len(chunks) > 1:
+            try:
+                return read_chunks(chunks)
+            except msgspec.DecodeError:
+                pass  # The one that is wrong says so when those before it have been taken.
+        return map(self._read_one, chunks)
+
+    def _read_one(self, data: bytes) -> Chunk:
         try:
-            chunk = read_chunk(event.data)
+            return read_chunk(data)
         except msgspec.DecodeError as error:
             raise ReplicaFailure("lost", f"{self._replica} sent no chunk: {error}") from None
-        if chunk.error is not None:
-            said = _read_error(chunk.error)
-            cause: FailureCause = "lost" if said.code == _ENGINE_DEAD else "gave_up"
-            raise ReplicaFailure(cause, f"{self._replica} gave up: {said.message}")
-        if not self.has_output and chunk.has_output:
-            self.has_output = True
-            self._on_output()
-        return chunk
+
+    def _gave_up(self, error: msgspec.Raw) -> ReplicaFailure:
+        said = _read_error(error)
+        cause: FailureCause = "lost" if said.code == _ENGINE_DEAD else "gave_up"
+        return ReplicaFailure(cause, f"{self._replica} gave up: {said.message}")
 
 
 class _ErrorObject(msgspec.Struct, frozen=True):

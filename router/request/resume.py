@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from msgspec import UNSET
 
-from engine.frontend.extension import Progress, Resume, ResumedChoice
+from engine.frontend.extension import Resume, ResumedChoice
 from router.request.chunks import Chunk
 
 
@@ -48,19 +48,20 @@ class Transcript:
         """Note a chunk that has been passed on; one without progress cannot be gone on from."""
         if not chunk.choices:
             return
-        if chunk.prefixfleet is UNSET:
+        progress = chunk.prefixfleet
+        if progress is UNSET:
             self._has_gap = True
             return
         self.execution = execution
-        self._created = self._created if self._created is not None else chunk.created
-        self._note(chunk.prefixfleet, finished=chunk.choices[0].finish_reason is not None)
-
-    def _note(self, progress: Progress, *, finished: bool) -> None:
-        choice = self._choices.setdefault(progress.choice, _Choice())
+        if self._created is None:
+            self._created = chunk.created
+        choice = self._choices.get(progress.choice)
+        if choice is None:
+            choice = self._choices[progress.choice] = _Choice()
         choice.token_ids += progress.token_ids
         choice.text_length = progress.text_length
         choice.num_cached_tokens = progress.num_cached_tokens or choice.num_cached_tokens
-        choice.finished = choice.finished or finished
+        choice.finished = choice.finished or chunk.choices[0].finish_reason is not None
 
     def resume(self) -> Resume | None:
         """Return what a replica needs to go on, None when it has to begin."""

@@ -5,8 +5,6 @@ Places are given back by dispatch; this only tells what happened.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from engine.frontend.errors import RequestError
@@ -17,7 +15,6 @@ from router.observe.decisions import DecisionLog, DecisionRecord
 from router.observe.metrics import GatewayMetrics
 from router.observe.prefix_tally import PrefixTally
 from router.observe.recorder import Recorder
-from router.request.background import Background
 from router.request.claim import usage_of
 from router.request.job import Job
 from router.request.record import recorded
@@ -29,10 +26,23 @@ UNKNOWN_MODEL = "unknown"
 
 @dataclass(slots=True)
 class Refusal:
-    """A request that has not become a job yet; `is_over` once it has."""
+    """A request that has not become a job yet, as a context; `is_over` once it has."""
 
+    metrics: GatewayMetrics
+    request_id: str
+    path: str
     tenant: str = "unknown"
     is_over: bool = False
+
+    def __enter__(self) -> Refusal:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if self.is_over or not isinstance(error, RequestError):
+            return
+        status = error.shape.status
+        self.metrics.requests.labels(UNKNOWN_MODEL, self.tenant, "none", status).inc()
+        log_refusal(self.request_id, path=self.path, tenant=self.tenant, status=status)
 
 
 class Settler:
@@ -46,7 +56,6 @@ class Settler:
         clock: Clock,
         gateway: str,
         tenancy: Tenancy,
-        background: Background,
         recorder: Recorder | None,
         usage_files: UsageFiles | None,
         prefixes: PrefixTally,
@@ -55,26 +64,14 @@ class Settler:
         self._recorder = recorder
         self._usage_files = usage_files
         self._tenancy = tenancy
-        self._background = background
         self._metrics = metrics
         self._decisions = decisions
         self._clock = clock
         self._gateway = gateway
 
-    @contextmanager
-    def refusals(self, request_id: str, path: str) -> Iterator[Refusal]:
+    def refusals(self, request_id: str, path: str) -> Refusal:
         """Count and log a request that is refused before it becomes a job."""
-        refusal = Refusal()
-        try:
-            yield refusal
-        except RequestError as error:
-            if not refusal.is_over:
-                status = error.shape.status
-                self._metrics.requests.labels(
-                    UNKNOWN_MODEL, refusal.tenant, "none", str(status)
-                ).inc()
-                log_refusal(request_id, path=path, tenant=refusal.tenant, status=status)
-            raise
+        return Refusal(self._metrics, request_id, path)
 
     def opened(self, job: Job) -> None:
         """Note that a job has begun; `settle` is told of each such one."""
@@ -136,14 +133,14 @@ class Settler:
         if job.grant is not None:
             usage = usage_of(job, status=status, now=now, ended_at=self._clock.now())
             self._metrics.charged_tokens.labels(usage.model, usage.tenant).inc(usage.charged_tokens)
-            self._background.start(self._tenancy.settle(job.grant, usage))
+            self._tenancy.settle(job.grant, usage)
             if self._usage_files is not None:
                 self._usage_files.write(usage)
 
     def _count(self, job: Job, record: DecisionRecord, *, policy: str) -> None:
         # A model that nobody serves is the client's invention, and no label.
         labels = (record.model if job.model_is_known else UNKNOWN_MODEL, record.tenant)
-        self._metrics.requests.labels(*labels, policy, str(record.status)).inc()
+        self._metrics.requests.labels(*labels, policy, record.status).inc()
         timings, usage = self._metrics.timings_of(*labels), record.usage
         timings.duration.observe(record.duration_s)
         if record.ttft_s is not None:

@@ -14,10 +14,10 @@ _DIGEST_BYTES = 16
 
 def text_chain(text: bytes, *, cache_salt: str) -> tuple[bytes, ...]:
     """Return one hash for each full block of a text, each covering all before it."""
-    parent = hashlib.blake2b(cache_salt.encode(), digest_size=_DIGEST_BYTES).digest()
+    root = hashlib.blake2b(cache_salt.encode(), digest_size=_DIGEST_BYTES).digest()
+    chain = hashlib.blake2b(root, digest_size=_DIGEST_BYTES)
     hashes: list[bytes] = []
     for first in range(0, len(text) - BLOCK_BYTES + 1, BLOCK_BYTES):
-        block = text[first : first + BLOCK_BYTES]
-        parent = hashlib.blake2b(parent + block, digest_size=_DIGEST_BYTES).digest()
-        hashes.append(parent)
+        chain.update(text[first : first + BLOCK_BYTES])
+        hashes.append(chain.digest())
     return tuple(hashes)

@@ -50,6 +50,8 @@ class Turns:
 
     def offer(self) -> None:
         """Wake whoever has the turn now; to be called when something has changed."""
+        if not self._models and self._timer is None:
+            return
         now = self._clock.monotonic()
         for model in list(self._models):
             request_id = self._planner.next_turn(model, now)

@@ -34,6 +34,8 @@ from router.tenancy.periods import Periods, periods_at
 log = logging.getLogger("prefixfleet.router.tenancy")
 
 _MAX_UNDELIVERED = 50_000
+_TOGETHER = 100
+"""Settlements that are delivered at once after an outage: the store is busy for a few ms."""
 
 
 class _Seen(NamedTuple):
@@ -83,25 +85,28 @@ class FleetLimiter:
         alone = msgspec.structs.replace(claim, scopes=scopes)
         return self._own.reserve(alone, gateway=self._gateway, now=now)
 
-    async def settle(self, settlement: Settlement) -> None:
+    async def settle(self, *settlements: Settlement) -> None:
         """Settle here and in the store, there as soon as it can take it."""
-        self._own.settle(settlement, now=self._clock.now())
+        now = self._clock.now()
+        for settlement in settlements:
+            self._own.settle(settlement, now=now)
         if self.down_reason is None:
             try:
-                await self._shared.settle(settlement)
+                await self._shared.settle(*settlements)
                 return
             except DependencyError as error:
                 self._lost(error)
             except asyncio.CancelledError:
-                self._keep(settlement)
+                self._keep(settlements)
                 raise
-        self._keep(settlement)
+        self._keep(settlements)
 
-    def _keep(self, settlement: Settlement) -> None:
-        """Keep a settlement until the store can take it."""
-        if len(self._undelivered) == _MAX_UNDELIVERED:
-            log.error("usage lost request_id=%s: too much to keep", self._undelivered[0].id)
-        self._undelivered.append(settlement)
+    def _keep(self, settlements: Sequence[Settlement]) -> None:
+        """Keep settlements until the store can take them."""
+        for settlement in settlements:
+            if len(self._undelivered) == _MAX_UNDELIVERED:
+                log.error("usage lost request_id=%s: too much to keep", self._undelivered[0].id)
+            self._undelivered.append(settlement)
 
     async def uses(self, scopes: Sequence[str]) -> list[ScopeUse]:
         """Tell what scopes have used: in the fleet, or here while nobody else can be asked."""
@@ -172,11 +177,12 @@ class FleetLimiter:
 
     async def _deliver(self) -> None:
         while self._undelivered:
-            settlement = self._undelivered.popleft()
+            number = min(len(self._undelivered), _TOGETHER)
+            settlements = [self._undelivered.popleft() for _ in range(number)]
             try:
-                await self._shared.settle(settlement)
+                await self._shared.settle(*settlements)
             except BaseException:
-                self._undelivered.appendleft(settlement)
+                self._undelivered.extendleft(reversed(settlements))
                 raise
 
     def _lost(self, error: DependencyError) -> None:

@@ -43,14 +43,38 @@ class _Bucket:
 
 @dataclass(slots=True)
 class _Account:
-    """One scope. `spent` goes by day and month, `running` by gateway."""
+    """One scope. `spent` goes by day and month, `running` by gateway.
+
+    `num_requests` and `num_tokens` are the sums of the buckets; none of them had left the window at
+    the second `cleared_at`.
+    """
 
     buckets: dict[int, _Bucket] = field(default_factory=dict)
+    num_requests: int = 0
+    num_tokens: int = 0
+    cleared_at: int | None = None
     spent: dict[str, int] = field(default_factory=dict)
     running: dict[str, int] = field(default_factory=dict)
 
-    def bucket(self, second: int) -> _Bucket:
-        return self.buckets.setdefault(second, _Bucket())
+    def add(self, second: int, *, num_requests: int = 0, num_tokens: int = 0) -> None:
+        """Count something in the bucket of a second."""
+        bucket = self.buckets.get(second)
+        if bucket is None:
+            bucket = self.buckets[second] = _Bucket()
+        bucket.num_requests += num_requests
+        bucket.num_tokens += num_tokens
+        self.num_requests += num_requests
+        self.num_tokens += num_tokens
+
+    def clear(self, second: int) -> None:
+        """Forget what has left the window; a look at the buckets once a second is enough."""
+        if second == self.cleared_at:
+            return
+        self.cleared_at = second
+        for at in [at for at in self.buckets if second - at > WINDOW_S]:
+            gone = self.buckets.pop(at)
+            self.num_requests -= gone.num_requests
+            self.num_tokens -= gone.num_tokens
 
 
 @dataclass(slots=True, frozen=True)
@@ -81,19 +105,21 @@ class LimitLedger:
         if claim.id not in self._claims and claim.id not in self._settled:
             hit = self._first_hit(claim, gateway, periods, now)
             if hit is None:
-                self.count(claim, gateway=gateway, now=now)
-        uses = self.uses([s.name for s in claim.scopes], gateway=gateway, now=now)
+                self._count(claim, gateway, periods, now)
+        uses = [self._use(scope.name, gateway, periods, now) for scope in claim.scopes]
         return Verdict(uses=tuple(uses), hit=hit)
 
     def count(self, claim: Claim, *, gateway: str, now: float) -> None:
         """Count a claim without asking whether it fits."""
-        periods, second = periods_at(now), math.floor(now)
+        self._count(claim, gateway, periods_at(now), now)
+
+    def _count(self, claim: Claim, gateway: str, periods: Periods, now: float) -> None:
+        second = math.floor(now)
         self._claims[claim.id] = _Claimed(gateway, claim.num_tokens, second, periods)
         for scope in claim.scopes:
             account = self._account(scope.name)
-            bucket = account.bucket(second)
-            bucket.num_requests += 1
-            bucket.num_tokens += claim.num_tokens
+            account.clear(second)
+            account.add(second, num_requests=1, num_tokens=claim.num_tokens)
             account.running[gateway] = account.running.get(gateway, 0) + 1
             for period in (periods.day, periods.month):
                 account.spent[period] = account.spent.get(period, 0) + claim.num_tokens
@@ -153,7 +179,22 @@ class LimitLedger:
         account.spent[spent.period] = max(account.spent.get(spent.period, 0), spent.num_tokens)
 
     def _account(self, scope: str) -> _Account:
-        return self._accounts.setdefault(scope, _Account())
+        account = self._accounts.get(scope)
+        if account is None:
+            account = self._accounts[scope] = _Account()
+        return account
+
+    def _account_now(self, scope: str, gateway: str, now: float) -> _Account:
+        """Return an account without what counts no more."""
+        account = self._account(scope)
+        account.clear(math.floor(now))
+        if any(name != gateway for name in account.running):
+            account.running = {
+                name: number
+                for name, number in account.running.items()
+                if name == gateway or self._leases.get(name, 0.0) > now
+            }
+        return account
 
     def _settle_account(
         self, account: _Account, claimed: _Claimed, num_tokens: int, second: int
@@ -164,26 +205,17 @@ class LimitLedger:
         for period in (claimed.periods.day, claimed.periods.month):
             account.spent[period] = account.spent.get(period, 0) + difference
         if difference > 0:
-            account.bucket(second).num_tokens += difference
+            account.add(second, num_tokens=difference)
         elif claimed.second in account.buckets:
-            account.buckets[claimed.second].num_tokens += difference
+            account.add(claimed.second, num_tokens=difference)
 
     def _use(self, scope: str, gateway: str, periods: Periods, now: float) -> ScopeUse:
-        account = self._account(scope)
-        second = math.floor(now)
-        account.buckets = {
-            at: bucket for at, bucket in account.buckets.items() if second - at <= WINDOW_S
-        }
-        account.running = {
-            name: number
-            for name, number in account.running.items()
-            if name == gateway or self._leases.get(name, 0.0) > now
-        }
+        account = self._account_now(scope, gateway, now)
         buckets = account.buckets
         return ScopeUse(
             scope=scope,
-            num_requests=sum(bucket.num_requests for bucket in buckets.values()),
-            num_tokens=sum(bucket.num_tokens for bucket in buckets.values()),
+            num_requests=account.num_requests,
+            num_tokens=account.num_tokens,
             reset_s=max(buckets) + WINDOW_S + 1 - now if buckets else 0.0,
             num_running=sum(account.running.values()),
             day_tokens=account.spent.get(periods.day, 0),
@@ -194,8 +226,8 @@ class LimitLedger:
         self, claim: Claim, gateway: str, periods: Periods, now: float
     ) -> LimitHit | None:
         for scope in claim.scopes:
-            use = self._use(scope.name, gateway, periods, now)
-            kind = _exceeded(scope.limits, use, claim.num_tokens)
+            account = self._account_now(scope.name, gateway, now)
+            kind = _exceeded(scope.limits, account, periods, claim.num_tokens)
             if kind is not None:
                 limit = limits_by_kind(scope.limits)[kind]
                 retry_after_s = self._retry_after_s(scope, kind, limit, claim, periods, now)
@@ -240,15 +272,18 @@ def wait_s(sizes: Sequence[tuple[int, int]], *, excess: int, now: float) -> floa
     return float(WINDOW_S)
 
 
-def _exceeded(limits: Limits, use: ScopeUse, num_tokens: int) -> LimitKind | None:
+def _exceeded(
+    limits: Limits, account: _Account, periods: Periods, num_tokens: int
+) -> LimitKind | None:
     """Return the first limit, in a fixed order, that one more claim would exceed."""
     used: dict[LimitKind, int] = {
-        "parallel": use.num_running + 1,
-        "requests": use.num_requests + 1,
-        "tokens": use.num_tokens + num_tokens,
-        "day": use.day_tokens + num_tokens,
-        "month": use.month_tokens + num_tokens,
+        "parallel": sum(account.running.values()) + 1,
+        "requests": account.num_requests + 1,
+        "tokens": account.num_tokens + num_tokens,
+        "day": account.spent.get(periods.day, 0) + num_tokens,
+        "month": account.spent.get(periods.month, 0) + num_tokens,
     }
-    return next(
-        (kind for kind, limit in limits_by_kind(limits).items() if used[kind] > limit), None
-    )
+    for kind, limit in limits_by_kind(limits).items():
+        if used[kind] > limit:
+            return kind
+    return None

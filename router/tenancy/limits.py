@@ -6,7 +6,8 @@ suite holds both to them. It knows no HTTP and no configuration files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
@@ -130,8 +131,8 @@ class Limiter(Protocol):
         """Count a claim in all of its scopes, or in none. Idempotent by id."""
         ...
 
-    async def settle(self, settlement: Settlement) -> None:
-        """Replace a claim by what was really used. Idempotent by id.
+    async def settle(self, *settlements: Settlement) -> None:
+        """Replace claims by what was really used. Idempotent by id.
 
         More than was claimed is debt: it counts from now on. A claim that the store does not know
         (made while it was down, or lost with it) is charged in full.
@@ -162,7 +163,8 @@ class Limiter(Protocol):
         ...
 
 
-def limits_by_kind(limits: Limits) -> dict[LimitKind, int]:
+@lru_cache(maxsize=4096)
+def limits_by_kind(limits: Limits) -> Mapping[LimitKind, int]:
     """Return the limits that are set, in the order in which they are checked."""
     numbers: dict[LimitKind, int | None] = {
         "parallel": limits.max_parallel,

@@ -40,12 +40,13 @@ class LocalLimiter:
         """Count a claim in all of its scopes, or in none."""
         return self._ledger.reserve(claim, gateway=self._gateway, now=self._clock.now())
 
-    async def settle(self, settlement: Settlement) -> None:
-        """Replace a claim by what was really used."""
-        is_first = self._ledger.settle(settlement, now=self._clock.now())
-        if is_first and settlement.usage is not None:
-            self._num_records += 1
-            self._records.append((self._num_records, settlement.usage))
+    async def settle(self, *settlements: Settlement) -> None:
+        """Replace claims by what was really used."""
+        for settlement in settlements:
+            is_first = self._ledger.settle(settlement, now=self._clock.now())
+            if is_first and settlement.usage is not None:
+                self._num_records += 1
+                self._records.append((self._num_records, settlement.usage))
 
     async def uses(self, scopes: Sequence[str]) -> list[ScopeUse]:
         """Tell what scopes have used."""

@@ -71,7 +71,7 @@ class _ReserveCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _SettleCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The argument of lua/settle.lua."""
+    """One argument of lua/settle.lua."""
 
     id: str
     now: float
@@ -123,21 +123,11 @@ class RedisLimiter:
             directory=version.decode(),
         )
 
-    async def settle(self, settlement: Settlement) -> None:
-        """Replace a claim by what was really used, and write its usage record."""
+    async def settle(self, *settlements: Settlement) -> None:
+        """Replace claims by what was really used, and write their usage records."""
         now = self._clock.now()
-        periods = periods_at(now)
-        call = _SettleCall(
-            id=settlement.id,
-            now=now,
-            tokens=settlement.num_tokens,
-            day=periods.day,
-            month=periods.month,
-            scopes=settlement.scopes,
-        )
-        if settlement.usage is not None:
-            call = _with_usage(call, settlement.usage)
-        await _SETTLE.run(self._redis, PREFIX, _packer.encode(call))
+        calls = [_packer.encode(_settle_call(settlement, now)) for settlement in settlements]
+        await _SETTLE.run(self._redis, PREFIX, *calls)
 
     async def uses(self, scopes: Sequence[str]) -> list[ScopeUse]:
         """Tell what scopes have used, without counting anything."""
@@ -176,7 +166,20 @@ class RedisLimiter:
 
 
 def _scope_call(scope: Scope) -> _ScopeCall:
-    return _ScopeCall(scope=scope.name, **limits_by_kind(scope.limits))
+    return _ScopeCall(scope=scope.name, **dict(limits_by_kind(scope.limits)))
+
+
+def _settle_call(settlement: Settlement, now: float) -> _SettleCall:
+    periods = periods_at(now)
+    call = _SettleCall(
+        id=settlement.id,
+        now=now,
+        tokens=settlement.num_tokens,
+        day=periods.day,
+        month=periods.month,
+        scopes=settlement.scopes,
+    )
+    return call if settlement.usage is None else _with_usage(call, settlement.usage)
 
 
 def _with_usage(call: _SettleCall, usage: UsageRecord) -> _SettleCall:

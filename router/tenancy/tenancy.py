@@ -75,6 +75,7 @@ class Tenancy:
         self._spawn = spawn
         self._expected = ExpectedOutput()
         self._refused: dict[str, _Refused] = {}
+        self._ended: list[Settlement] = []
 
     @property
     def directory(self) -> TenantDirectory:
@@ -179,11 +180,17 @@ class Tenancy:
             raise reached
         return Grant(identity, claim, verdict)
 
-    async def settle(self, grant: Grant, usage: UsageRecord) -> None:
-        """Charge what was used, and write it down."""
+    def settle(self, grant: Grant, usage: UsageRecord) -> None:
+        """Charge what was used, and write it down: at once, with all that ends in this turn."""
         if usage.output_tokens and usage.outcome == "ok":
             self._expected.note(usage.tenant, usage.output_tokens)
-        await self.limiter.settle(_settlement(grant.claim, usage.charged_tokens, usage))
+        if not self._ended:
+            self._spawn(self._settle_ended())
+        self._ended.append(_settlement(grant.claim, usage.charged_tokens, usage))
+
+    async def _settle_ended(self) -> None:
+        ended, self._ended = self._ended, []
+        await self.limiter.settle(*ended)
 
     async def _try(self, claim: Claim, identity: Identity, model: str) -> tuple[Verdict, Identity]:
         """Make a claim; return the verdict, and who the client is in the directory of then.

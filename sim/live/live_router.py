@@ -8,7 +8,7 @@ they were recorded; everything else, caches, queues and choices, is the replay's
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -56,7 +56,7 @@ class LiveRouter:
         if not isinstance(chosen, Placed):
             return chosen
         target = next(own for own, live in self.live.items() if live == chosen.target)
-        return replace(chosen, target=target)
+        return msgspec.structs.replace(chosen, target=target)
 
     def first_token(self, attempt: Attempt) -> None:
         """Pass it on."""

@@ -89,7 +89,7 @@ def test_the_control_plane_needs_no_torch() -> None:
 
 
 def test_a_replica_starts_without_torch() -> None:
-    loaded = loaded_by("worker.server.main", "worker.core.process", "worker.model.prepare")
+    loaded = loaded_by("worker.server.lifecycle", "worker.core.process", "worker.model.prepare")
     assert not loaded & HEAVY
 
 

@@ -208,6 +208,19 @@ async def test_a_settlement_of_a_claim_that_nobody_knows_is_charged_in_full(
     assert (use.num_tokens, use.day_tokens, use.num_running) == (70, 70, 0)
 
 
+async def test_settlements_that_come_together_count_like_one_after_the_other(
+    limiters: Subject,
+) -> None:
+    tenant = scope()
+    claims = [claim(tenant, tokens=10) for _ in range(3)]
+    for each in claims:
+        await limiters.one.reserve(each)
+    ended = [settlement(each, tokens) for each, tokens in zip(claims, (0, 5, 30), strict=True)]
+    await limiters.one.settle(*ended, settlement(claims[0], 99))
+    (use,) = await limiters.one.uses([tenant.name])
+    assert (use.num_requests, use.num_tokens, use.num_running, use.day_tokens) == (3, 35, 0, 35)
+
+
 async def test_budgets_are_those_of_days_and_months_in_utc(limiters: Subject) -> None:
     tenant = scope(tokens_per_day=100, tokens_per_month=150)
     assert hit_of(await limiters.one.reserve(claim(tenant, tokens=100))) is None

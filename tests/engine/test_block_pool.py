@@ -7,7 +7,7 @@ import pytest
 from engine.block import Block
 from engine.block_pool import BlockPool
 from engine.invariants import check_pool
-from kvindex.events import AllBlocksCleared, BlockRemoved, BlockStored
+from kvindex.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from kvindex.hashing import BlockHash, HashScheme, hash_tokens
 
 CHAIN = hash_tokens(range(40), HashScheme(block_size=4))
@@ -19,6 +19,12 @@ def cache_chain(pool: BlockPool, hashes: list[BlockHash]) -> list[Block]:
     for i, block in enumerate(blocks):
         pool.commit(block, hashes[i], hashes[i - 1] if i else None)
     return blocks
+
+
+def stored(events: list[KVEvent]) -> list[BlockStored]:
+    """Return the events if all of them are of stored blocks."""
+    assert all(isinstance(event, BlockStored) for event in events)
+    return [event for event in events if isinstance(event, BlockStored)]
 
 
 def test_the_null_block_is_never_handed_out() -> None:
@@ -95,7 +101,7 @@ def test_a_second_copy_is_reused_first_while_somebody_uses_the_other() -> None:
     pool.free(copy)
     assert copy[0].block_hash is None
     assert next(iter(pool.free_queue)) is copy[0]
-    assert pool.copies(CHAIN[0]) == used
+    assert pool.copies(CHAIN[0]) == tuple(used)
     check_pool(pool)
 
 
@@ -114,6 +120,50 @@ def test_events_join_runs_and_name_the_parent() -> None:
             group_idx=0,
         )
     ]
+
+
+def test_a_run_is_committed_as_its_blocks_would_be_one_by_one() -> None:
+    at_once, in_turn = BlockPool(8, block_size=4), BlockPool(8, block_size=4)
+    cache_chain(in_turn, CHAIN[:6])
+    at_once.commit_run(at_once.allocate(6), CHAIN[:6], None)
+    assert at_once.take_events() == in_turn.take_events()
+    for block_hash, parent_hash in zip(CHAIN[:6], [None, *CHAIN[:5]], strict=True):
+        (block,) = at_once.copies(block_hash)
+        assert block.parent_hash == parent_hash
+    check_pool(at_once)
+
+
+def test_a_hash_that_is_known_parts_a_run_in_the_events() -> None:
+    pool = BlockPool(8, block_size=4)
+    (known,) = pool.allocate(1)
+    pool.commit(known, CHAIN[2], CHAIN[1])
+    pool.take_events()
+    run = pool.allocate(5)
+    pool.commit_run(run, CHAIN[:5], None)
+    assert [(e.block_hashes, e.parent_block_hash) for e in stored(pool.take_events())] == [
+        ([*CHAIN[:2]], None),
+        ([*CHAIN[3:5]], CHAIN[2]),
+    ]
+    assert pool.copies(CHAIN[2]) == (known, run[2])
+    pool.free(run[::-1])
+    assert pool.copies(CHAIN[2]) == (known,)
+    assert next(iter(pool.free_queue)) is run[2]
+    check_pool(pool, closed_groups=())
+
+
+def test_an_evicted_run_is_one_event_per_group_in_the_order_of_its_blocks() -> None:
+    pool = BlockPool(5, block_size=4, num_groups=2)
+    for group, hashes in ((0, CHAIN[:2]), (1, CHAIN[:1])):
+        blocks = pool.allocate(len(hashes), group)
+        pool.commit_run(blocks, hashes, None)
+        pool.free(blocks[::-1])
+    pool.take_events()
+    pool.allocate(4)
+    assert pool.take_events() == [
+        BlockRemoved(block_hashes=[CHAIN[1], CHAIN[0]], group_idx=0),
+        BlockRemoved(block_hashes=[CHAIN[0]], group_idx=1),
+    ]
+    check_pool(pool)
 
 
 @pytest.mark.fault("engine-30")

@@ -97,7 +97,7 @@ def test_evictions_are_counted_for_the_tenant_whose_block_is_lost() -> None:
 def test_evictions_of_invented_tenants_are_bounded_too() -> None:
     evictions = Evictions()
     for i in range(1500):
-        evictions.count(f"t{i}")
+        evictions.count([f"t{i}"])
     assert (evictions.total, evictions.of("t0"), evictions.of("t1400")) == (1500, 1, 0)
     assert evictions.of(None) == 500
 

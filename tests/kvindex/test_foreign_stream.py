@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -92,6 +93,7 @@ async def bridged(
         is_alive=lambda: True,
         make_record=record,
         trust=lambda: stream.trust,
+        layout=lambda: stream.layout,
     )
     ingester = Ingester(
         A,
@@ -129,6 +131,28 @@ async def test_a_stream_followed_from_its_start_is_exact(
         await bridge.settles("EXACT", 4)
         await engine.say(AllBlocksCleared())
         await bridge.settles("EXACT", 0)
+
+
+@pytest.mark.fault("router-15")
+async def test_cache_groups_are_registered_as_they_turn_up(engine: ForeignEngine) -> None:
+    window: dict[str, Any] = {
+        "group_idx": 1,
+        "kv_cache_spec_kind": "sliding_window",
+        "kv_cache_spec_sliding_window": 40,
+    }
+    async with bridged(engine) as bridge:
+        await engine.say(PROMPT.stored(kv_cache_spec_kind="full_attention"))
+        await bridge.settles("EXACT", 8)
+        await engine.say(PROMPT.stored(0, 2, **window))
+        await bridge.settles("EXACT", 4)
+        assert bridge.ingester.counters.num_registrations == 2
+        await engine.say(PROMPT.stored(2, **window))
+        await bridge.settles("EXACT", 8)
+        await engine.say(*PROMPT.removed(0, 2, group_idx=1))
+        await bridge.settles("EXACT", 8)
+        await engine.say(*PROMPT.removed(2, 3, group_idx=1))
+        await bridge.settles("EXACT", 0)
+        assert bridge.ingester.counters.num_registrations == 2
 
 
 async def test_what_was_published_before_comes_by_replay(engine: ForeignEngine) -> None:

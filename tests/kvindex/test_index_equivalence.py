@@ -57,11 +57,15 @@ class Equivalence(RuleBasedStateMachine):
         # Inventories here have gaps, as no engine's have: what a match finds then depends on where
         # it looks, so both have to look at the same places.
         unhinted = MatchHints(max_chains=0)
-        self.redis = RedisIndex(connect(self.url), uuid.uuid4().hex[:16], hints=unhinted)
+        pool = uuid.uuid4().hex[:16]
+        self.redis = RedisIndex(connect(self.url), pool, hints=unhinted)
+        # Another client, which looks now and then and has to be told what it missed.
+        self.late = RedisIndex(connect(self.url), pool, hints=unhinted)
         self.epochs: dict[Target, int] = {}
 
     def teardown(self) -> None:
         self._await(self.redis.close())
+        self._await(self.late.close())
         self._runner.close()
 
     def _await(self, call: Coroutine[Any, Any, Any]) -> Any:
@@ -146,6 +150,10 @@ class Equivalence(RuleBasedStateMachine):
     def release(self, target_: Target, request_id: str, attempt: int, written: bool) -> None:
         self.memory.release(target_, request_id, attempt, written=written)
         self._await(self.redis.release(target_, request_id, attempt, written=written))
+
+    @rule(hashes=st.sampled_from(CHAINS))
+    def look_with_the_late_client(self, hashes: list[bytes]) -> None:
+        assert self._await(self.late.match(hashes)) == self.memory.match(hashes)
 
     @invariant()
     def matches_are_equal(self) -> None:

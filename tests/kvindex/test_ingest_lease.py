@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from itertools import cycle
 
 import pytest
 
@@ -11,6 +13,7 @@ from kvindex.index import LoadReport
 from kvindex.memory_index import AsyncMemoryIndex
 from kvindex.redis_connect import connect
 from kvindex.redis_index import RedisIndex
+from kvindex.renewal_turns import LOOK_S, RenewalTurns, is_news
 from kvindex.snapshot import SnapshotData
 from tests.conditions import until
 from tests.contracts.index_subject import BOOT_NS, A
@@ -44,6 +47,54 @@ async def test_mode_and_load_travel_with_the_lease(
             return [m.report for m in await index.match([])] == [expected]
 
         await until(reported)
+
+
+@pytest.mark.parametrize("store", ["memory", "redis"])
+async def test_the_first_measured_speed_is_told_at_once(
+    engine: StreamEngine, index: AsyncMemoryIndex, shared_redis: RedisServer, store: str
+) -> None:
+    in_redis = RedisIndex(connect(shared_redis.url), f"pool-{engine.endpoint}")
+    under_test = in_redis if store == "redis" else index
+    async with following(engine, under_test, renew_s=3600) as follow:
+        await follow.exact_with(0)
+        follow.load = LoadReport(num_running=1)
+        follow.ingester.report_now()
+        await until(partial(_tells, follow, 0.0))
+        follow.load = LoadReport(num_running=1, prefill_tokens_per_s=900.0)
+        await until(partial(_tells, follow, 900.0))
+        follow.load = LoadReport(num_running=1, prefill_tokens_per_s=2000.0)
+        await until(partial(_tells, follow, 2000.0))
+    await in_redis.close()
+
+
+async def _tells(follow: Follow, prefill_tokens_per_s: float) -> bool:
+    expected = LoadReport(mode="EXACT", num_running=1, prefill_tokens_per_s=prefill_tokens_per_s)
+    return [match.report for match in await follow.index.match([])] == [expected]
+
+
+def test_only_trust_and_another_speed_are_news() -> None:
+    last = LoadReport(mode="EXACT", prefill_tokens_per_s=1000.0)
+    waiting = LoadReport(mode="EXACT", prefill_tokens_per_s=1900.0, num_waiting=7, kv_usage=0.9)
+    assert not is_news(last, last)
+    assert not is_news(last, waiting)
+    assert is_news(last, LoadReport(mode="EXACT", prefill_tokens_per_s=2001.0))
+    assert is_news(last, LoadReport(mode="EXACT", prefill_tokens_per_s=499.0))
+    assert not is_news(last, LoadReport(mode="EXACT"))
+    assert is_news(LoadReport(), LoadReport(decode_tokens_per_s=0.5))
+    assert is_news(last, LoadReport(mode="DEGRADED", prefill_tokens_per_s=1000.0))
+
+
+async def test_news_that_never_ends_is_told_once_in_every_look() -> None:
+    """A speed that doubles and halves all the time does not flood the index."""
+    speeds = cycle([100.0, 1000.0])
+    turns = RenewalTurns(3600, lambda: LoadReport(prefill_tokens_per_s=next(speeds)))
+    turns.ask()
+    await turns.next()
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    for _ in range(3):
+        await turns.next()
+    assert loop.time() - started >= 3 * LOOK_S - 0.02
 
 
 async def test_a_silent_engine_core_loses_its_lease_until_it_beats_again(

@@ -32,12 +32,31 @@ _CONFIGS = {
     "qwen3_moe": transformers.Qwen3MoeConfig,
     "gemma3": transformers.Gemma3TextConfig,
     "lfm2": transformers.Lfm2Config,
+    "granite": transformers.GraniteMoeHybridConfig,
 }
 
-_UNUSUAL_NORMS = ("qwen3", "qwen3_moe", "gemma3")
+_UNUSUAL_NORMS = ("qwen3", "qwen3_moe", "gemma3", "granite")
 
 WINDOW = 24
 """Of the families below that have one: no multiple of the block size."""
+
+_GRANITE: dict[str, object] = {
+    "shared_intermediate_size": 128,
+    "num_local_experts": 0,
+    "mamba_n_heads": 6,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 0.5,
+    "tie_word_embeddings": True,
+}
+_MAMBA: dict[str, object] = {
+    "num_hidden_layers": 7,
+    "layer_types": ["mamba", "mamba", "attention"] * 2 + ["mamba"],
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_chunk_size": 32,
+}
 
 FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     "mistral": ("mistral", {"sliding_window": WINDOW}),
@@ -83,6 +102,24 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "granite": (
+        "granite",
+        {**_GRANITE, "layer_types": ["attention"] * 2, "position_embedding_type": "rope"},
+    ),
+    "granite with mamba": ("granite", {**_GRANITE, **_MAMBA}),
+    "granite with mamba and experts": (
+        "granite",
+        {
+            **_GRANITE,
+            **_MAMBA,
+            "num_hidden_layers": 3,
+            "layer_types": ["mamba", "attention", "mamba"],
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 32,
+            "position_embedding_type": "rope",
+        },
+    ),
 }
 """Models that worker.model.decoder computes, by name: family and what differs from the default."""
 
@@ -111,6 +148,8 @@ def write_tiny_model(folder: Path, *, family: str = "llama", **overrides: object
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.5)
+        elif name.endswith("A_log"):
+            parameter.data -= 3.0  # Random steps are long; states are to last for some tokens.
         elif name.endswith("norm.weight") and family in _UNUSUAL_NORMS:
             parameter.data += 0.3 * torch.randn_like(parameter)
     model.save_pretrained(folder)

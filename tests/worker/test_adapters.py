@@ -241,3 +241,18 @@ def test_experts_take_adapters_of_their_attention_alone(tmp_path: Path) -> None:
     merged = merge_adapter(model, folder, tmp_path / "merged", scale=2.0)
     (output,) = generate(core_for(model), [(PROMPTS[0], lora(folder))])
     assert output.token_ids == reference_greedy(load_reference(merged), PROMPTS[0], 8)
+
+
+def test_a_hybrid_takes_adapters_where_it_has_attention(tmp_path: Path) -> None:
+    base, overrides = FAMILIES["granite with mamba"]
+    model = write_tiny_model(tmp_path / "model", family=base, **overrides)
+    config = read_model_config(model)
+    attention = ("q_proj", "k_proj", "v_proj", "o_proj")
+    wrong = write_adapter(tmp_path / "all", model, seed=1, targets=attention, layers=[2, 3])
+    with pytest.raises(ConfigError, match=r"layer 3 of Granite.* has no attention, .* a k_proj"):
+        check_adapter_folder(wrong, config)
+    folder = write_adapter(tmp_path / "two", model, seed=1, targets=attention, layers=[2, 5])
+    merged = merge_adapter(model, folder, tmp_path / "merged", scale=2.0)
+    outputs = generate(core_for(model), [(PROMPTS[0], lora(folder)), (PROMPTS[1], None)])
+    for output, of, prompt in zip(outputs, (merged, model), PROMPTS, strict=False):
+        assert output.token_ids == reference_greedy(load_reference(of), prompt, 8)

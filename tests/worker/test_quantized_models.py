@@ -31,7 +31,7 @@ from tests.worker.model_fixtures import (
     write_tiny_model,
 )
 from tests.worker.quantized_fixtures import KEPT_KINDS, KINDS, compressed_tensors, quantize
-from tests.worker.test_model_families import logits_of_ranks, our_logits
+from tests.worker.test_model_families import ON_ONE_RANK, logits_of_ranks, our_logits
 from worker.model.config import read_model_config
 from worker.model.decoder import FeedForward
 from worker.model.eight_bit_layers import eight_bit_layers
@@ -80,7 +80,9 @@ def test_logits_are_near_those_of_the_model_that_was_quantized(tmp_path: Path, k
     assert likeness >= (0.999 if kind in INTEGERS else 0.98)
 
 
-@pytest.mark.parametrize("name", ["qwen2 half windowed", "qwen3 moe", "gemma3"])
+@pytest.mark.parametrize(
+    "name", ["qwen2 half windowed", "qwen3 moe", "gemma3", "granite with mamba"]
+)
 def test_every_family_reads_them_whole_and_in_ranks(tmp_path: Path, name: str) -> None:
     family, overrides = FAMILIES[name]
     folder = write_tiny_model(tmp_path / "plain", family=family, **overrides)
@@ -88,7 +90,7 @@ def test_every_family_reads_them_whole_and_in_ranks(tmp_path: Path, name: str) -
     with torch.inference_mode():
         meant, found = (our_logits(each, PROMPT, [150]) for each in (meaning, quantized))
     assert (found - meant).abs().max() <= 1e-5
-    for of_rank in logits_of_ranks(quantized, PROMPT, 2):
+    for of_rank in [] if name in ON_ONE_RANK else logits_of_ranks(quantized, PROMPT, 2):
         assert (of_rank - meant).abs().max() <= 1e-3
 
 

@@ -6,7 +6,7 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.scripted_executor import StepCost
-from worker.config import DistributedBackend
+from worker.config import DistributedBackend, KvEventSource
 from worker.gpu.config import GpuConfig
 
 
@@ -33,14 +33,6 @@ class TensorParallelRank(msgspec.Struct, frozen=True):
     rank: int
     size: int
     rendezvous: str
-
-
-class Announcement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A stream of KV events in vLLM's form: where it is bound, and the topic of its frames."""
-
-    endpoint: str
-    replay_endpoint: str
-    topic: str = ""
 
 
 class CoreSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,7 +70,7 @@ class CoreSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     step_log: str | None = None
     gpu: GpuConfig = GpuConfig(device="cpu")
     publish_events: bool = True
-    announce: Announcement | None = None
+    announce: KvEventSource | None = None
     events_endpoint: str = "tcp://127.0.0.1:*"
     replay_endpoint: str = "tcp://127.0.0.1:*"
     heartbeat_s: float = 0.5

@@ -25,7 +25,12 @@ from worker.cpu.machine import available_memory_bytes, num_cores
 from worker.grammar.llguidance_backend import GrammarTokenizer, LlguidanceBackend
 from worker.model.config import ModelConfig, read_model_config
 from worker.model.dtypes import dtype_name, resolve_dtype
-from worker.model.kv_layout import KVLayout, check_state_size, kv_layout
+from worker.model.kv_layout import (
+    KVLayout,
+    attention_block_size,
+    check_state_size,
+    kv_layout,
+)
 from worker.model.load import load_model
 from worker.model.parallel import ALONE, RankGroup
 from worker.model.shard import Shard, local_config, shard_of
@@ -73,7 +78,13 @@ class UniprocExecutor:
         folder = Path(model_folder)
         config = read_model_config(folder)
         precision = resolve_dtype(dtype)
-        layout = kv_layout(config.num_layers, config.windows)
+        layout = kv_layout(
+            config.num_layers,
+            config.windows,
+            attention_block_size=attention_block_size(
+                config, block_size=engine_config.block_size, itemsize=precision.itemsize
+            ),
+        )
         shard = shard_of(config, rank=ranks.rank, size=ranks.size)
         local = local_config(config, shard)
         plan = _plan(
@@ -89,14 +100,16 @@ class UniprocExecutor:
         self._grammars = LlguidanceBackend(
             lambda: GrammarTokenizer.read(folder), vocab_size=config.vocab_size
         )
-        model = load_model(
-            folder,
-            config,
-            dtype=precision,
-            num_positions=plan.max_model_len,
-            ranks=ranks,
-            deterministic=deterministic,
-        )
+        with ThreadPoolExecutor(1, "digest") as digesting:
+            weights = digesting.submit(weights_digest, folder)
+            model = load_model(
+                folder,
+                config,
+                dtype=precision,
+                num_positions=plan.max_model_len,
+                ranks=ranks,
+                deterministic=deterministic,
+            )
         self._runner: ModelRunner | None = ModelRunner(
             model,
             num_blocks=plan.num_blocks,
@@ -114,7 +127,7 @@ class UniprocExecutor:
             max_model_len=plan.max_model_len,
             vocab_size=config.vocab_size,
             execution_digest=execution_digest(
-                folder, precision, weights=weights_digest(folder), num_ranks=ranks.size
+                folder, precision, weights=weights.result(), num_ranks=ranks.size
             ),
             kv_groups=layout.groups,
         )
@@ -196,7 +209,8 @@ def _plan(
     """Size the KV cache, which has the precision of the weights; all ranks get as many blocks."""
     check_state_size(config, num_channels=len(shard.channels), block_size=engine_config.block_size)
     bytes_per_token = 2 * layout.num_rows * config.num_kv_heads * config.head_dim * dtype.itemsize
-    bytes_per_block = bytes_per_token * engine_config.block_size
+    tokens_per_block = layout.attention_block_size or engine_config.block_size
+    bytes_per_block = bytes_per_token * tokens_per_block
     available_bytes = available_memory_bytes() // ranks.size
     kv_bytes = default_kv_bytes(available_bytes)
     if kv_cache_memory_bytes is not None:
@@ -212,7 +226,7 @@ def _plan(
     return plan_kv_cache(
         kv_bytes=kv_bytes,
         bytes_per_block=bytes_per_block,
-        block_size=engine_config.block_size,
+        block_size=tokens_per_block,
         num_blocks=num_blocks,
         model_limit=config.max_position,
         configured_limit=engine_config.max_model_len,

@@ -231,12 +231,13 @@ def check_supported(config: ModelConfig) -> None:
         and config.experts is None
         and not config.gemma_norms
         and config.activation == "silu"
-        and config.embedding_scale == 1.0
+        and not config.is_scaled
     )
     if not plain:
         raise ConfigError(
             f"{config.architecture} does not run on a GPU yet (it is not native, or has sliding "
-            "windows, short convolutions, experts or Gemma's norms); set worker.device to cpu"
+            "windows, layers with a state, experts, scales or norms of its own); set "
+            "worker.device to cpu"
         )
 
 

@@ -1,7 +1,7 @@
 """The grammar back end over llguidance: JSON schemas, regular expressions, Lark, choices.
 
-It reads the model's tokenizer when the first grammar comes, in a thread of its own, and needs
-no torch. What a request may combine is decided where requests are parsed.
+It loads llguidance and reads the model's tokenizer when the first grammar comes, in a thread of its
+own, and needs no torch. What a request may combine is decided where requests are parsed.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import takewhile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from engine.frontend.encoder import Encoder
 from engine.frontend.sampling_params import GrammarSpec
 from engine.frontend.tokenizer_bundle import TOKENIZER_FILE, TokenizerBundle, load_bundle
 from engine.grammar import GrammarError
-from worker.grammar.sources import source_of
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
 
 _log = logging.getLogger("prefixfleet.worker.grammar")
 
@@ -161,6 +163,10 @@ class LlguidanceBackend:
     def _compile(self, spec: GrammarSpec) -> LlguidanceGrammar:
         if len(spec.text) > MAX_SOURCE_CHARS:
             raise GrammarError(f"{len(spec.text)} characters; at most {MAX_SOURCE_CHARS} are taken")
+        from llguidance import LLMatcher, LLParserLimits
+
+        from worker.grammar.sources import source_of
+
         tokenizer = self._load_tokenizer()
         limits = LLParserLimits(verbose_errors=False)
         matcher = LLMatcher(tokenizer, source_of(spec), log_level=0, limits=limits)
@@ -174,6 +180,8 @@ class LlguidanceBackend:
         return grammar
 
     def _load_tokenizer(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+
         with self._tokenizer_lock:
             if self._tokenizer is None:
                 loaded = self._load()

@@ -22,6 +22,7 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
+ATTENTION_TARGETS = TARGETS[:4]
 EXPERT_TARGETS = ("gate_proj", "up_proj", "down_proj")
 """Targets that a model of experts has once for each."""
 
@@ -140,6 +141,11 @@ def _check_shapes(
         if layer >= model.num_layers:
             raise ConfigError(
                 f"{folder}: the adapter has a layer {layer}, the model has {model.num_layers}"
+            )
+        if target in ATTENTION_TARGETS and model.has_state(layer):
+            raise ConfigError(
+                f"{folder}: layer {layer} of {model.architecture} has no attention, and the "
+                f"adapter has a {target} for it"
             )
         out_size, in_size = widths[target]
         expected = (rank, in_size) if side == "A" else (out_size, rank)

@@ -13,8 +13,10 @@ from typing import Any, Literal
 import msgspec
 
 from kvindex.foundation.errors import ConfigError, DependencyError
+from worker.model import granite_fields
 from worker.model.config_fields import ConfigFields
 from worker.model.lfm2_fields import as_llama
+from worker.model.mamba_config import MambaConfig, read_mamba
 from worker.model.quantization import Quantization, read_quantization
 from worker.model.rope_config import RopeConfig, read_local_rope, read_rope
 
@@ -31,6 +33,7 @@ SUPPORTED_ARCHITECTURES = (
     "Qwen3MoeForCausalLM",
     "Gemma3ForCausalLM",
     "Lfm2ForCausalLM",
+    "GraniteMoeHybridForCausalLM",
 )
 """Architectures that are computed here; they only differ in details of the config.
 
@@ -38,34 +41,38 @@ Any other causal language model runs through the modules of transformers.
 """
 
 _LLAMA_LIKE = SUPPORTED_ARCHITECTURES[:3]
-_WITH_QK_NORM = SUPPORTED_ARCHITECTURES[3:]
+_WITH_QK_NORM = SUPPORTED_ARCHITECTURES[3:7]
 _LFM2 = "Lfm2ForCausalLM"
 _CAUSAL_LM_NAMES = ("ForCausalLM", "LMHeadModel")
 _GEMMA3 = "Gemma3ForCausalLM"
+_GRANITE = "GraniteMoeHybridForCausalLM"
 _QWEN3_MOE = "Qwen3MoeForCausalLM"
 
 
 class ExpertsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A mixture of experts in place of one feed-forward; `num_chosen` of them per token.
 
-    `renormalise`: the weights of the chosen ones are made to add up to 1.
+    `renormalise`: the weights of the chosen ones are made to add up to 1. `has_shared`: the usual
+    feed-forward stands beside them.
     """
 
     num_experts: int
     num_chosen: int
     inner_size: int
     renormalise: bool
+    has_shared: bool = False
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The shape of a decoder and what sets its family apart from Llama.
 
     `windows`: what each layer reads of the past; empty when every layer reads everything.
-    `conv_kernel`: inputs that a short convolution reads, which is what layers with a state are.
-    `local_rope` is for layers with a window, where they have their
+    `conv_kernel`: inputs that a short convolution reads, which is what layers with a state are,
+    unless there is a `mamba`. `local_rope` is for layers with a window, where they have their
     own. `qk_norm`: queries and keys of a head are normed. `gemma_norms`: norms before and behind
     each half of a layer, with weights that count from 1. `query_scale` replaces the head size in
-    the attention's scale; `embedding_scale` multiplies the embedding. `quantization` says how the
+    the attention's scale; `embedding_scale` multiplies the embedding, `residual_scale` what a
+    layer adds to it, and logits are divided by `logits_divisor`. `quantization` says how the
     weights are stored, None as they are.
     """
 
@@ -85,11 +92,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
     windows: tuple[Reach, ...] = ()
     conv_kernel: int | None = None
+    mamba: MambaConfig | None = None
     local_rope: RopeConfig | None = None
     qk_norm: bool = False
     gemma_norms: bool = False
     query_scale: float | None = None
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logits_divisor: float = 1.0
     activation: Activation = "silu"
     experts: ExpertsConfig | None = None
     quantization: Quantization | None = None
@@ -103,6 +113,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def is_native(self) -> bool:
         """Whether it is computed here; else by transformers, which reads its other settings."""
         return self.architecture in SUPPORTED_ARCHITECTURES
+
+    def has_state(self, layer: int) -> bool:
+        """Tell whether a layer keeps a state in place of keys and values."""
+        return bool(self.windows) and self.windows[layer] == "state"
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether embedding, residuals, scores or logits are multiplied by the family's numbers."""
+        factors = {self.embedding_scale, self.residual_scale, self.logits_divisor}
+        return factors != {1.0} or self.query_scale is not None
 
     @property
     def is_llama_like(self) -> bool:
@@ -138,7 +158,10 @@ def read_model_config(folder: Path) -> ModelConfig:
     _refuse_what_is_not_computed(fields, architecture)
     if architecture == _LFM2:
         fields = as_llama(fields)
-    is_gemma = architecture == _GEMMA3
+    if architecture == _GRANITE:
+        fields = granite_fields.in_usual_names(fields)
+    is_gemma, is_granite = architecture == _GEMMA3, architecture == _GRANITE
+    has_own_scale = is_gemma or is_granite
     hidden_size = fields.integer("hidden_size")
     num_heads = fields.integer("num_attention_heads")
     max_position = fields.integer("max_position_embeddings")
@@ -154,19 +177,22 @@ def read_model_config(folder: Path) -> ModelConfig:
         head_dim=fields.integer("head_dim", 256 if is_gemma else hidden_size // num_heads),
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         max_position=max_position,
-        rope=read_rope(fields, max_position),
+        rope=_rope(fields, architecture, max_position),
         tie_word_embeddings=fields.flag("tie_word_embeddings", default=is_gemma),
         qkv_bias=architecture == "Qwen2ForCausalLM",
         eos_token_ids=_eos_token_ids(folder, fields),
         windows=windows,
         conv_kernel=fields.integer("conv_L_cache", 3) if architecture == _LFM2 else None,
+        mamba=read_mamba(fields) if is_granite and "state" in windows else None,
         local_rope=read_local_rope(fields, max_position) if is_gemma else None,
         qk_norm=architecture in _WITH_QK_NORM,
         gemma_norms=is_gemma,
-        query_scale=fields.number("query_pre_attn_scalar", 256.0) if is_gemma else None,
-        embedding_scale=hidden_size**0.5 if is_gemma else 1.0,
+        query_scale=fields.number("query_pre_attn_scalar", 256.0) if has_own_scale else None,
+        embedding_scale=_embedding_scale(fields, architecture, hidden_size),
+        residual_scale=fields.number("residual_multiplier", 1.0) if is_granite else 1.0,
+        logits_divisor=fields.number("logits_scaling", 1.0) if is_granite else 1.0,
         activation="gelu_tanh" if is_gemma else "silu",
-        experts=_experts(fields) if architecture == _QWEN3_MOE else None,
+        experts=_experts(fields, architecture),
         quantization=read_quantization(fields),
     )
     if config.num_heads % config.num_kv_heads:
@@ -240,6 +266,8 @@ def _windows(fields: ConfigFields, architecture: str) -> tuple[Reach, ...]:
     """Return what each layer reads of the past, () when every layer reads everything."""
     if architecture == _LFM2:
         return _kinds(fields, {"conv": "state", "full_attention": None})
+    if architecture == _GRANITE:
+        return _kinds(fields, {"linear_attention": "state", "full_attention": None})
     is_qwen = architecture.startswith("Qwen")
     used = fields.flag("use_sliding_window", default=False) if is_qwen else True
     if not used or architecture == "LlamaForCausalLM" or fields.raw.get("sliding_window") is None:
@@ -273,14 +301,30 @@ def _num_layers(fields: ConfigFields) -> int:
     return fields.integer_of("num_hidden_layers", "n_layer", "n_layers")
 
 
-def _experts(fields: ConfigFields) -> ExpertsConfig:
+def _rope(fields: ConfigFields, architecture: str, max_position: int) -> RopeConfig:
+    if architecture == _GRANITE and not granite_fields.has_rotation(fields):
+        return RopeConfig(theta=1.0, kind="none")
+    return read_rope(fields, max_position)
+
+
+def _embedding_scale(fields: ConfigFields, architecture: str, hidden_size: int) -> float:
+    if architecture == _GRANITE:
+        return fields.number("embedding_multiplier", 1.0)
+    return hidden_size**0.5 if architecture == _GEMMA3 else 1.0
+
+
+def _experts(fields: ConfigFields, architecture: str) -> ExpertsConfig | None:
     """Read a mixture of experts; its number goes by two names."""
+    is_granite = architecture == _GRANITE
+    if architecture != _QWEN3_MOE and not (is_granite and granite_fields.has_experts(fields)):
+        return None
     name = "num_experts" if "num_experts" in fields.raw else "num_local_experts"
     return ExpertsConfig(
         num_experts=fields.integer(name),
         num_chosen=fields.integer("num_experts_per_tok"),
         inner_size=fields.integer("moe_intermediate_size"),
         renormalise=fields.flag("norm_topk_prob", default=False),
+        has_shared=is_granite,
     )
 
 

@@ -1,14 +1,15 @@
 """A pre-norm decoder with rotary grouped-query attention, in plain torch operations.
 
 It computes every native family and any rank's part of it: windows, norms of queries and keys,
-Gemma's norms and scales, short convolutions, mixtures of experts, tensor parallelism.
+Gemma's norms and scales, short convolutions, Mamba, mixtures of experts, tensor parallelism.
 worker.model.llama is the short path for what is like Llama and whole. It sees one flattened batch
 of tokens; which requests they belong to is the plan's business.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional as F
@@ -19,6 +20,7 @@ from worker.model.config import ModelConfig
 from worker.model.kv_layout import KVLayout
 from worker.model.llama import KVCache
 from worker.model.lora import NO_ADAPTERS, BatchAdapters
+from worker.model.mamba import MambaPlan, MambaWeights, StateMemory, mamba_plan, mix
 from worker.model.parallel import RankGroup
 from worker.model.rotary import apply_rotary, rotary_table
 from worker.model.short_conv import StatePlan, convolve, state_plan
@@ -34,10 +36,11 @@ class FeedForward:
 
 @dataclass(slots=True, frozen=True)
 class Experts:
-    """A mixture of feed-forwards; `router` [experts, hidden]."""
+    """A mixture of feed-forwards; `router` [experts, hidden]. Every token goes through `shared`."""
 
     router: torch.Tensor
     members: list[FeedForward]
+    shared: FeedForward | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -46,7 +49,8 @@ class DecoderLayer:
 
     `after_attention` and `after_mlp` norm what is added to the residual, where the family does;
     norms of queries and keys contain the attention's scale. Where there are `taps` [kernel,
-    channels], a short convolution stands in place of attention, between the same two products.
+    channels], a short convolution stands in place of attention, between the same two products, and
+    where there is a `mamba`, a state-space mixer.
     """
 
     input_norm: torch.Tensor
@@ -60,6 +64,7 @@ class DecoderLayer:
     mlp: FeedForward | Experts
     after_mlp: torch.Tensor | None
     taps: torch.Tensor | None = None
+    mamba: MambaWeights | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -92,6 +97,10 @@ class Decoder:
         self._embedding = embedding = weights.embedding
         # The scale is rounded as the embedding is: transformers multiplies in that precision.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=embedding.dtype)
+        # Where queries are normed, the norm's weight contains it.
+        self._query_factor = 1.0
+        if config.query_scale is not None and not config.qk_norm:
+            self._query_factor = math.sqrt(config.head_dim / config.query_scale)
         self._layers = weights.layers
         self._final_norm = weights.final_norm
         self._head = weights.head
@@ -127,12 +136,14 @@ class Decoder:
         """
         hidden = F.embedding(token_ids, self._embedding) * self._embedding_scale
         rotations = [table[:, positions, None, :] for table in (self._rotary, self._local_rotary)]
-        plans = self._plans(plan)
+        plans = self._plans(plan, tokens_per_block=cache.keys.shape[2])
         for index, layer in enumerate(self._layers):
             place = self._layout.places[index]
             group_plan = plans[place.group]
             normed = self._norm(hidden, layer.input_norm)
-            if isinstance(group_plan, StatePlan):
+            if isinstance(group_plan, MambaPlan):
+                attended = self._mamba(layer, normed, cache, place.row, group_plan)
+            elif isinstance(group_plan, StatePlan):
                 attended = self._short_conv(layer, normed, cache.keys[place.row], group_plan)
             else:
                 attended = self._attention(
@@ -143,21 +154,48 @@ class Decoder:
                     plan=group_plan,
                     adapters=adapters,
                 )
-            hidden = hidden + self._norm(self._ranks.sum(attended), layer.after_attention)
+            hidden = self._added(hidden, self._ranks.sum(attended), layer.after_attention)
             mixed = self._mlp(index, self._norm(hidden, layer.mlp_norm), adapters)
-            hidden = hidden + self._norm(self._ranks.sum(mixed), layer.after_mlp)
+            hidden = self._added(hidden, self._ranks.sum(mixed), layer.after_mlp)
         logits = linear(self._norm(hidden[rows], self._final_norm), self._head).float()
-        return self._ranks.join_columns(logits, total=self.config.vocab_size)
+        joined = self._ranks.join_columns(logits, total=self.config.vocab_size)
+        divisor = self.config.logits_divisor
+        return joined if divisor == 1.0 else joined / divisor
 
-    def _plans(self, plan: AttentionPlan) -> list[PlainPlan | StatePlan]:
-        """Lay out what each cache group reads and writes."""
-        kernel = self.config.conv_kernel or 0
+    def _added(
+        self, hidden: torch.Tensor, part: torch.Tensor, norm: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Add to the residual, normed and scaled where the family does that."""
+        scale, normed = self.config.residual_scale, self._norm(part, norm)
+        return hidden + (normed if scale == 1.0 else normed * scale)
+
+    def _plans(
+        self, plan: AttentionPlan, *, tokens_per_block: int
+    ) -> list[PlainPlan | StatePlan | MambaPlan]:
+        """Lay out what each cache group reads and writes; blocks with keys may hold more tokens."""
+        attention = replace(plan, block_size=tokens_per_block)
         return [
-            state_plan(plan, group=group, kernel=kernel)
+            self._state_plan(plan, group)
             if group in self._layout.states
-            else plain_plan(plan, group=group, window=window)
+            else plain_plan(attention, group=group, window=window)
             for group, window in enumerate(self._layout.windows)
         ]
+
+    def _state_plan(self, plan: AttentionPlan, group: int) -> StatePlan | MambaPlan:
+        if self.config.mamba is not None:
+            return mamba_plan(plan, group=group, kernel=self.config.mamba.kernel)
+        return state_plan(plan, group=group, kernel=self.config.conv_kernel or 0)
+
+    def _mamba(
+        self, layer: DecoderLayer, x: torch.Tensor, cache: KVCache, row: int, plan: MambaPlan
+    ) -> torch.Tensor:
+        config = self.config.mamba
+        assert config is not None
+        assert layer.mamba is not None
+        memory = StateMemory(cache.keys[row], cache.values[row], config)
+        eps = self.config.rms_norm_eps
+        mixed = mix(linear(x, layer.qkv), layer.mamba, config, memory=memory, plan=plan, eps=eps)
+        return linear(mixed, layer.out)
 
     @staticmethod
     def _short_conv(
@@ -184,6 +222,8 @@ class Decoder:
         query, key, value = torch.split(qkv.view(len(x), -1, config.head_dim), sizes, dim=1)
         cos, sin = rotation
         query = apply_rotary(self._norm(query, layer.q_norm), cos, sin)
+        if self._query_factor != 1.0:
+            query = query * self._query_factor
         key = apply_rotary(self._norm(key, layer.k_norm), cos, sin)
         cache.write(row, plan.slots, key, value)
         attended = paged_attention(query, cache.keys[row], cache.values[row], plan).flatten(1)
@@ -212,7 +252,9 @@ class Decoder:
             expert = mlp.members[number]
             part = linear(self._gate(linear(x[rows], expert.gate_up)), expert.down)
             mixed.index_add_(0, rows, part * weights[rows, place, None].to(x.dtype))
-        return mixed
+        if mlp.shared is None:
+            return mixed
+        return mixed + linear(self._gate(linear(x, mlp.shared.gate_up)), mlp.shared.down)
 
     def _gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)

@@ -1,7 +1,8 @@
 """Where the layers of a model keep their KV: cache groups, and rows of one shared cache.
 
 Layers that read the same part of the past form groups of equal size, so that a block holds as many
-layers whichever group it belongs to (vLLM's hybrid layout). Torch-free arithmetic.
+layers whichever group it belongs to (vLLM's hybrid layout). Where a state is larger than the keys
+and values of the engine's block, blocks of attention hold more tokens. Torch-free arithmetic.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     """What each cache group reads, the place of each layer, and the rows that a cache needs.
 
     `windows` has None for a group that reads everything, and for one in `states`.
+    `attention_block_size`: tokens whose keys a block holds, None where that is the engine's own.
     """
 
     windows: tuple[int | None, ...]
     states: frozenset[int] = frozenset()
     places: tuple[LayerPlace, ...]
     num_rows: int
+    attention_block_size: int | None = None
 
     @property
     def groups(self) -> tuple[KVGroupSpec, ...]:
@@ -45,14 +48,16 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(
             LinearState()
             if group in self.states
-            else FullAttention()
+            else FullAttention(block_size=self.attention_block_size)
             if window is None
-            else SlidingWindow(window=window)
+            else SlidingWindow(window=window, block_size=self.attention_block_size)
             for group, window in enumerate(self.windows)
         )
 
 
-def kv_layout(num_layers: int, windows: Sequence[Reach]) -> KVLayout:
+def kv_layout(
+    num_layers: int, windows: Sequence[Reach], *, attention_block_size: int | None = None
+) -> KVLayout:
     """Lay out `num_layers` layers; `windows` is empty when every layer reads everything.
 
     Groups come in the order of their first layer.
@@ -77,7 +82,21 @@ def kv_layout(num_layers: int, windows: Sequence[Reach]) -> KVLayout:
         states=frozenset(states),
         places=tuple(places[layer] for layer in range(num_layers)),
         num_rows=size,
+        attention_block_size=attention_block_size,
     )
+
+
+def attention_block_size(config: ModelConfig, *, block_size: int, itemsize: int) -> int | None:
+    """Return how many tokens a block keeps keys for, None for `block_size`, the engine's own.
+
+    All blocks are equally large, so it is as many as make room for a Mamba state, in whole blocks
+    of the engine. States are still kept, and prefixes hit, every `block_size` tokens.
+    """
+    if config.mamba is None:
+        return None
+    bytes_per_token = 2 * config.num_kv_heads * config.head_dim * itemsize
+    needed = -(-config.mamba.state_bytes(itemsize) // bytes_per_token)
+    return -(-needed // block_size) * block_size
 
 
 def check_state_size(config: ModelConfig, *, num_channels: int, block_size: int) -> None:

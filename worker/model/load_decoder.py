@@ -6,15 +6,17 @@ It knows the names that checkpoints give to tensors, and which rows and columns 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch.nn import functional as F
 
 from kvindex.foundation.errors import DependencyError
-from worker.model.config import ModelConfig
+from worker.model.config import ExpertsConfig, ModelConfig
 from worker.model.decoder import Decoder, DecoderLayer, DecoderWeights, Experts, FeedForward
 from worker.model.kv_layout import kv_layout
+from worker.model.load_mamba import load_mamba
 from worker.model.parallel import ALONE, RankGroup
 from worker.model.quantized_source import open_weights
 from worker.model.shard import Shard, local_config, shard_of
@@ -58,16 +60,17 @@ def load_weights(
 ) -> DecoderWeights:
     """Load what `shard` names in `dtype`; raises DependencyError naming the tensor at fault."""
     source = open_weights(folder, config)
-    layers = load_layers(source, config, shard, dtype=dtype)
+    layers = list(load_layers(source, config, shard, dtype=dtype))
     embedding, final_norm, head = load_ends(source, config, shard, dtype=dtype)
     return DecoderWeights(embedding, layers, final_norm, head)
 
 
 def load_layers(
     source: WeightSource, config: ModelConfig, shard: Shard, *, dtype: torch.dtype
-) -> list[DecoderLayer]:
-    """Load what lies between the ends."""
-    return [_LayerSource(source, config, shard, i, dtype).layer() for i in range(config.num_layers)]
+) -> Iterator[DecoderLayer]:
+    """Load what lies between the ends, layer by layer."""
+    for index in range(config.num_layers):
+        yield _LayerSource(source, config, shard, index, dtype).layer()
 
 
 def load_ends(
@@ -121,8 +124,8 @@ class _LayerSource:
 
     def layer(self) -> DecoderLayer:
         """Return the layer."""
-        if self._is_conv:
-            return self._conv_layer()
+        if self._config.has_state(self._index):
+            return self._conv_layer() if self._config.mamba is None else self._mamba_layer()
         config = self._config
         hidden, q_size = config.hidden_size, config.num_heads * config.head_dim
         out = self._take("self_attn.o_proj.weight", hidden, q_size)
@@ -169,9 +172,25 @@ class _LayerSource:
             taps=_rows(taps.squeeze(1), channels).t().contiguous().to(self._dtype),
         )
 
-    @property
-    def _is_conv(self) -> bool:
-        return bool(self._config.windows) and self._config.windows[self._index] == "state"
+    def _mamba_layer(self) -> DecoderLayer:
+        """Return a layer with a state-space mixer, which is never shared by ranks."""
+        hidden, mamba = self._config.hidden_size, self._config.mamba
+        assert mamba is not None
+        into = self._take("mamba.in_proj.weight", mamba.projected_size, hidden)
+        out = self._take("mamba.out_proj.weight", hidden, mamba.inner_size)
+        return DecoderLayer(
+            input_norm=self._norm("input_layernorm.weight", hidden),
+            qkv=into.to(self._dtype),
+            qkv_bias=None,
+            q_norm=None,
+            k_norm=None,
+            out=out.to(self._dtype),
+            after_attention=None,
+            mlp_norm=self._norm("post_attention_layernorm.weight", hidden),
+            mlp=self._mlp(),
+            after_mlp=None,
+            mamba=load_mamba(self._take, mamba, dtype=self._dtype),
+        )
 
     def _take(self, name: str, *shape: int) -> torch.Tensor:
         return self._source.take(self._prefix + _named(self._config, name), shape)
@@ -204,11 +223,34 @@ class _LayerSource:
 
     def _mlp(self) -> FeedForward | Experts:
         config = self._config.experts
+        if self._config.architecture == "GraniteMoeHybridForCausalLM":
+            shared = self._fused_feed_forward()
+            return shared if config is None else self._fused_experts(config, shared)
         if config is None:
             return self._feed_forward("mlp")
         router = self._take("mlp.gate.weight", config.num_experts, self._config.hidden_size)
         members = [self._feed_forward(f"mlp.experts.{i}") for i in range(config.num_experts)]
         return Experts(router.to(self._dtype), members)
+
+    def _fused_feed_forward(self) -> FeedForward:
+        """Return Granite's feed-forward, whose gate and up are one tensor."""
+        hidden, inner = self._config.hidden_size, self._config.intermediate_size
+        own = self._shard.inner if self._config.experts is None else range(inner)
+        gate_up = self._take("shared_mlp.input_linear.weight", 2 * inner, hidden)
+        down = self._take("shared_mlp.output_linear.weight", hidden, inner)
+        return FeedForward(
+            torch.cat([_rows(part, own) for part in gate_up.chunk(2)]).to(self._dtype),
+            _columns(down, own).to(self._dtype),
+        )
+
+    def _fused_experts(self, config: ExpertsConfig, shared: FeedForward) -> Experts:
+        """Return Granite's experts, all of them one tensor too; they are never shared by ranks."""
+        hidden, count, inner = self._config.hidden_size, config.num_experts, config.inner_size
+        gate_up = self._take("block_sparse_moe.input_linear.weight", count, 2 * inner, hidden)
+        down = self._take("block_sparse_moe.output_linear.weight", count, hidden, inner)
+        router = self._take("block_sparse_moe.router.layer.weight", count, hidden)
+        parts = zip(gate_up.to(self._dtype), down.to(self._dtype), strict=True)
+        return Experts(router.to(self._dtype), [FeedForward(*part) for part in parts], shared)
 
     def _feed_forward(self, prefix: str) -> FeedForward:
         hidden, inner = self._config.hidden_size, self._config.inner_size

@@ -18,6 +18,7 @@ from worker.model.llama import Layer, LlamaModel
 from worker.model.load_decoder import load_ends, load_layers
 from worker.model.quantized_source import QuantizedSource, open_weights
 from worker.model.shard import shard_of
+from worker.model.weight_memory import WeightMemory
 
 _FEW_ROWS = 32
 """Up to this many rows reading the weights takes longer than the arithmetic."""
@@ -48,10 +49,19 @@ def load_llama(
     is_exact = kept is not None or config.quantization is None
     stays_half = compiled and is_exact and source.dtypes() == {"BF16"}
     stored = torch.bfloat16 if stays_half else dtype
+    memory = None
+    if compiled and config.quantization is None:
+        num_bytes = source.num_elements * stored.itemsize
+        memory = WeightMemory(num_bytes, num_tensors=source.num_tensors)
     layers = kept or [
-        _llama_layer(layer) for layer in load_layers(source, config, whole, dtype=stored)
+        _llama_layer(layer, memory) for layer in load_layers(source, config, whole, dtype=stored)
     ]
     embedding, final_norm, head = load_ends(source, config, whole, dtype=stored)
+    if memory is not None:
+        is_tied = head is embedding
+        head = memory.place(head)
+        embedding = head if is_tied else memory.place(embedding)
+        final_norm = memory.place(final_norm)
     return LlamaModel(
         config,
         embedding=embedding,
@@ -73,14 +83,19 @@ def _compiled_rows(dtype: torch.dtype, deterministic: bool) -> int | None:
     return _FEW_ROWS if has_better and not deterministic else None
 
 
-def _llama_layer(layer: DecoderLayer) -> Layer:
+def _llama_layer(layer: DecoderLayer, memory: WeightMemory | None) -> Layer:
+    """Return a layer, copied into `memory` if there is one, in the order that a step reads it."""
     assert isinstance(layer.mlp, FeedForward)
+
+    def placed(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if memory is None else memory.place(tensor)
+
     return Layer(
-        input_norm=layer.input_norm,
-        qkv=layer.qkv,
-        qkv_bias=layer.qkv_bias,
-        out=layer.out,
-        post_norm=layer.mlp_norm,
-        gate_up=layer.mlp.gate_up,
-        down=layer.mlp.down,
+        qkv=placed(layer.qkv),
+        out=placed(layer.out),
+        gate_up=placed(layer.mlp.gate_up),
+        down=placed(layer.mlp.down),
+        input_norm=placed(layer.input_norm),
+        post_norm=placed(layer.mlp_norm),
+        qkv_bias=None if layer.qkv_bias is None else placed(layer.qkv_bias),
     )

@@ -9,12 +9,15 @@ import msgspec
 from kvindex.foundation.errors import ConfigError
 from worker.model.config_fields import ConfigFields
 
-RopeKind = Literal["default", "linear", "llama3"]
+RopeKind = Literal["default", "linear", "llama3", "none"]
 _LOCAL_THETA = 10_000.0
 
 
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Rotary embedding; `factor` and what follows only matter to a scaled `kind`."""
+    """Rotary embedding; `factor` and what follows only matter to a scaled `kind`.
+
+    `none` leaves queries and keys as they are.
+    """
 
     theta: float
     kind: RopeKind = "default"

@@ -31,6 +31,8 @@ def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
 def _scaled(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
     if rope.kind == "default":
         return frequencies
+    if rope.kind == "none":
+        return torch.zeros_like(frequencies)
     if rope.kind == "linear":
         return frequencies / rope.factor
     # llama3: long waves are slowed by `factor`, short ones kept, those between interpolated.

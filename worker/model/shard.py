@@ -34,6 +34,12 @@ def check_parallel_size(config: ModelConfig, size: int) -> None:
             f"tensor_parallel_size {size}: {config.architecture} is computed by transformers, "
             "which runs on one rank only"
         )
+    has_shared = config.experts is not None and config.experts.has_shared
+    if size > 1 and (config.mamba is not None or has_shared):
+        raise ConfigError(
+            f"tensor_parallel_size {size}: {config.architecture} with Mamba layers or experts "
+            "runs on one rank only; set it to 1"
+        )
     works = [n for n in range(1, config.num_heads + 1) if _fits(config, n)]
     if size not in works:
         raise ConfigError(

@@ -26,6 +26,7 @@ class StatePlan:
 
     read_blocks: torch.Tensor  # [requests] int64, the null block for one that begins
     inputs: torch.Tensor  # [tokens, kernel] int64, oldest first
+    kept_rows: torch.Tensor  # [states] int64, rows of the batch behind which they are
     kept_blocks: torch.Tensor  # [states] int64
     kept_inputs: torch.Tensor  # [states, kernel - 1] int64
 
@@ -59,21 +60,27 @@ def state_plan(plan: AttentionPlan, *, group: int, kernel: int) -> StatePlan:
     return StatePlan(
         read_blocks=torch.from_numpy(read_blocks),
         inputs=inputs_at(request[:, None], nth[:, None] + np.arange(-depth, 1)),
+        kept_rows=torch.from_numpy(kept),
         kept_blocks=torch.from_numpy(block[kept]),
         kept_inputs=inputs_at(request[kept, None], nth[kept, None] + np.arange(1 - depth, 1)),
     )
 
 
 def convolve(
-    new: torch.Tensor, taps: torch.Tensor, memory: torch.Tensor, plan: StatePlan
+    new: torch.Tensor,
+    taps: torch.Tensor,
+    memory: torch.Tensor,
+    plan: StatePlan,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the convolution of `new` [tokens, channels] with what came before it; keep states.
 
     taps [kernel, channels], for the oldest input first; memory [blocks, elements] of one layer,
-    whose rows begin with a state of kernel - 1 inputs. The sum is float32.
+    whose rows begin with a state of kernel - 1 inputs. The sum is float32, `bias` [channels] in it.
     """
     depth, channels = len(taps) - 1, new.shape[1]
     states = memory[:, : depth * channels].view(len(memory), depth, channels)
     inputs = torch.cat((states[plan.read_blocks].flatten(0, 1), new))
     states[plan.kept_blocks] = inputs[plan.kept_inputs]
-    return (inputs[plan.inputs].float() * taps.float()).sum(dim=1).to(new.dtype)
+    mixed = (inputs[plan.inputs].float() * taps.float()).sum(dim=1)
+    return (mixed if bias is None else mixed + bias.float()).to(new.dtype)

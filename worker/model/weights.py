@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -128,6 +129,16 @@ class WeightSource:
                 "config.json does not say how it is quantized"
             )
         return tensor
+
+    @property
+    def num_tensors(self) -> int:
+        """Tensors in the files."""
+        return len(self._entries)
+
+    @property
+    def num_elements(self) -> int:
+        """Numbers in all tensors of the files."""
+        return sum(math.prod(entry.shape) for entry in self._entries.values())
 
     def dtypes(self) -> set[str]:
         """Return the precisions that the files hold, as safetensors names them ("BF16")."""

@@ -19,6 +19,7 @@ from engine.grammar_table import GrammarTable
 from worker.runner.grammar_rows import accept_sampled, grammar_masks, ruled
 from worker.runner.logprobs import logprobs_of
 from worker.runner.request_state import Int64Array, RequestTable
+from worker.runner.row_scans import finite_rows
 from worker.runner.sampler import Sampler
 from worker.runner.sampling_state import SamplingTable
 from worker.spec_decode.rejection import Guess, verified
@@ -107,7 +108,7 @@ class TokenChooser:
         slots = self._requests.slots(request_ids)
         num_outputs = self._requests.num_tokens[slots] - self._requests.num_prompt_tokens[slots]
         masks, unusable = grammar_masks(self._grammars, request_ids)
-        finite = logits.isfinite().all(dim=-1).cpu().numpy()
+        finite = finite_rows(logits)
         unusable |= {
             request_ids[int(i)]: f"the logits of output token {num_outputs[i]} are not finite"
             for i in np.flatnonzero(~finite)

@@ -14,6 +14,7 @@ import torch
 
 from worker.runner.adjust import adjust
 from worker.runner.request_state import Int64Array
+from worker.runner.row_scans import best_tokens
 from worker.runner.sampling_state import SamplingRows
 
 GREEDY_BELOW = 1e-5
@@ -34,15 +35,15 @@ def sample(logits: torch.Tensor, rows: SamplingRows) -> Int64Array:
     Every row has a finite logit; those that a grammar rules out are -inf.
     """
     logits = adjust(logits, rows)
-    tokens = logits.argmax(dim=-1)
+    tokens = best_tokens(logits)
     drawn = np.flatnonzero(rows.temperature >= GREEDY_BELOW)
     if len(drawn):
         index = torch.from_numpy(drawn).to(logits.device)
         numbers = uniform(rows.seed[drawn], rows.choice[drawn], rows.position[drawn])
         weights = tempered(logits[index], rows, drawn).softmax(dim=-1)
-        tokens[index] = draw(weights.double(), torch.from_numpy(numbers).to(logits.device))
-    result: Int64Array = tokens.cpu().numpy()
-    return result
+        chosen = draw(weights.double(), torch.from_numpy(numbers).to(logits.device))
+        tokens[drawn] = chosen.cpu().numpy()
+    return tokens
 
 
 def tempered(logits: torch.Tensor, rows: SamplingRows, drawn: Int64Array) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The life of a replica's front: listen, load, serve, drain, end.
 
-The port is bound first and /health says 503 until the engine can serve. A dead engine ends the
-process, for whoever supervises it to start anew. It knows no endpoint.
+The port is bound first and /health says 503 until the engine, which is starting already, can serve.
+A dead engine ends the process, for whoever supervises it to start anew. It knows no endpoint.
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ import asyncio
 import contextlib
 import errno
 import logging
-import shutil
-import signal
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from aiohttp import web
@@ -26,11 +23,12 @@ from kvindex.foundation.clock import SystemClock
 from kvindex.foundation.errors import DependencyError
 from kvindex.foundation.logs import quoted
 from worker.core.client import EngineClient
+from worker.core.garbage import settle_garbage_collector
 from worker.server.app import build_app
-from worker.server.engine_start import start_engine
+from worker.server.engine_start import EngineStart
 from worker.server.front import ReplicaFront
 from worker.server.registration import registered
-from worker.server.spec import ReplicaSpec
+from worker.server.stop_signals import StopSignals
 
 _log = logging.getLogger("prefixfleet.replica")
 
@@ -40,65 +38,41 @@ EXIT_OK = 0
 EXIT_ENGINE_DEAD = 1
 
 
-class StopSignals:
-    """SIGTERM and SIGINT: the first asks for a drain, the second for an end at once."""
-
-    def __init__(self) -> None:
-        self.drain = asyncio.Event()
-        self.at_once = asyncio.Event()
-
-    def arrive(self) -> None:
-        """Take one signal."""
-        (self.at_once if self.drain.is_set() else self.drain).set()
-
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        """Receive the process's signals inside the block."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.arrive)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
-
-
-async def serve(spec: ReplicaSpec, stop: StopSignals) -> int:
+async def serve(start: EngineStart, stop: StopSignals) -> int:
     """Run a replica until it is told to stop or its engine dies; return the exit code.
 
     Raises ConfigError for a model folder that cannot be used, DependencyError for a port in use
     and for an engine that does not start.
     """
-    clock = SystemClock()
+    spec, clock = start.spec, SystemClock()
     front = ReplicaFront(spec, load_bundle(Path(spec.model_folder)), clock)
     try:
         async with _listening(front):
-            with _socket_dir(spec) as socket_dir:
-                return await _load_and_serve(front, socket_dir, stop)
+            try:
+                return await _load_and_serve(front, start, stop)
+            finally:
+                await start.close()  # Whoever still waits for it is told so.
     finally:
         front.close()
 
 
-async def _load_and_serve(front: ReplicaFront, socket_dir: Path, stop: StopSignals) -> int:
-    started = time.monotonic()
-    loading = asyncio.create_task(_load(front, socket_dir), name="load")
+async def _load_and_serve(front: ReplicaFront, start: EngineStart, stop: StopSignals) -> int:
+    loading = asyncio.create_task(_load(front, start), name="load")
     if not await _ends_before(loading, stop.drain):
         return EXIT_OK
     client = loading.result()
-    try:
-        async with registered(front, client):
-            _log.info("ready load_s=%.1f url=%s", time.monotonic() - started, front.url)
-            return await _serve_until_end(front, client, stop)
-    finally:
-        await client.close()
+    async with registered(front, client):
+        _log.info("ready load_s=%.1f url=%s", time.monotonic() - start.began_at, front.url)
+        return await _serve_until_end(front, client, stop)
 
 
-async def _load(front: ReplicaFront, socket_dir: Path) -> EngineClient:
+async def _load(front: ReplicaFront, start: EngineStart) -> EngineClient:
     encoder = await asyncio.to_thread(Encoder, front.bundle)
+    start.encoder.set_result(encoder)
     for name, path in front.spec.lora_adapters.items():
         front.adapters.add(await asyncio.to_thread(front.adapters.check, name, path))
-    client = await start_engine(front.spec, encoder, socket_dir)
+    settle_garbage_collector()
+    client = await start.client()
     max_model_len = client.info.max_model_len
     prompts = PromptEncoder(
         front.bundle, encoder=encoder, clock=front.clock, max_model_len=max_model_len
@@ -170,16 +144,3 @@ async def _listening(front: ReplicaFront) -> AsyncIterator[None]:
         yield
     finally:
         await runner.cleanup()
-
-
-@contextlib.contextmanager
-def _socket_dir(spec: ReplicaSpec) -> Iterator[Path]:
-    """Give the folder of this replica's local sockets; a temporary one goes away afterwards."""
-    if spec.socket_dir is not None:
-        yield Path(spec.socket_dir)
-        return
-    folder = Path(tempfile.mkdtemp(prefix="prefixfleet-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

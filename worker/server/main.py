@@ -1,7 +1,8 @@
 """The replica's front process: `python -P -m worker.server.main --config-json FILE`.
 
 It reads the spec, runs the front and turns its end into an exit code: 0 stopped, 1 the engine
-died, 2 a setting is wrong, 3 something needed is not there. torch is never imported here.
+died, 2 a setting is wrong, 3 something needed is not there. The engine takes longest to start, so
+it is started before what serves it is loaded. torch is never imported here.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import argparse
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from kvindex.foundation.errors import ConfigError, DependencyError, HashMismatchError
 from kvindex.foundation.logs import setup_logging
-from worker.server.lifecycle import StopSignals, serve
+from worker.core.garbage import load_without_collecting
+from worker.server.engine_start import EngineStart
 from worker.server.spec import ReplicaSpec, read_spec
+from worker.server.stop_signals import StopSignals
 
 _log = logging.getLogger("prefixfleet.replica")
 
@@ -46,10 +49,22 @@ def _run(spec: ReplicaSpec) -> int:
     async def run() -> int:
         stop = StopSignals()
         with stop.installed():
-            return await serve(spec, stop)
+            start = EngineStart(spec)
+            try:
+                await asyncio.sleep(0)  # The core is spawned now, not when imports pause.
+                serve = await asyncio.to_thread(_loaded_serve)
+                return await serve(start, stop)
+            finally:
+                await start.close()
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(run())
+
+
+def _loaded_serve() -> Callable[[EngineStart, StopSignals], Awaitable[int]]:
+    from worker.server.lifecycle import serve
+
+    return serve
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -61,4 +76,5 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 if __name__ == "__main__":
+    load_without_collecting()
     sys.exit(main())

@@ -133,7 +133,7 @@ def ingest_source(front: ReplicaFront, core: EngineClient) -> IngestSource:
         # Half a lease: a core that hangs loses its entries within one and a half.
         is_alive=lambda: front.is_heard(core, within_s=front.spec.lease_s / 2),
         make_record=lambda epoch: replica_record(front, core, epoch),
-        layout=core.info.cache_layout,
+        layout=lambda: core.info.cache_layout,
     )
 
 

@@ -17,16 +17,6 @@ from worker.server.generate_api import FRONT
 from worker.server.http import REQUEST_ID, json_response, read_json_body
 
 
-class KvEventSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one engine core publishes, and under which topic."""
-
-    enable_kv_cache_events: bool
-    publisher: str
-    endpoint: str
-    replay_endpoint: str
-    topic: str
-
-
 class RenderedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt as the model would see it; `sampling_params` are left to the request itself."""
 
@@ -40,14 +30,9 @@ class RenderedPrompt(msgspec.Struct, frozen=True, kw_only=True):
 async def kv_event_sources(request: web.Request) -> web.Response:
     """Say where each rank publishes events that carry tokens; none does unless it is asked to."""
     front = request.app[FRONT]
-    config = front.spec.kv_events
     sources = {
-        str(rank): KvEventSource(
-            enable_kv_cache_events=True,
-            publisher=config.publisher,
-            endpoint=places.endpoint,
-            replay_endpoint=places.replay_endpoint,
-            topic=config.topic,
+        str(rank): front.spec.kv_events.source(
+            endpoint=places.endpoint, replay_endpoint=places.replay_endpoint
         )
         for rank, core in enumerate(front.client.ranks)
         if (places := core.info.announced) is not None

@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from engine.frontend.encoder import Encoder
-from engine.frontend.segments import SegmentCache, cut_pattern
+from engine.frontend.segments import (
+    SegmentCache,
+    TooMuchToEncodeError,
+    check_num_new,
+    cut_pattern,
+)
 from tests.engine.frontend.tiny_tokenizer import byte_alphabet, tiny_bundle
 
 START, END = "<|im_start|>", "<|im_end|>"
@@ -60,7 +65,8 @@ class Counted:
         assert pattern is not None
         self.cache = SegmentCache(pattern, self._encode, max_chars=max_chars)
 
-    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def _encode(self, texts: Sequence[str], max_new_chars: int | None) -> list[list[int]]:
+        check_num_new(sum(map(len, texts)), max_new_chars)
         self.encoded += texts
         return [self.whole(text) for text in texts]
 
@@ -109,11 +115,11 @@ def test_ids_are_equal_whatever_else_is_added(text: str, added: list[AddedToken]
     if pattern is None:
         return
 
-    def encode(texts: Sequence[str]) -> list[list[int]]:
+    def encode(texts: Sequence[str], max_new_chars: int | None) -> list[list[int]]:
         return [tokenizer.encode(one, add_special_tokens=False).ids for one in texts]
 
     cache = SegmentCache(pattern, encode)
-    assert cache.encode(text, scope="") == encode([text])[0]
+    assert cache.encode(text, scope="") == encode([text], None)[0]
 
 
 @pytest.mark.parametrize(
@@ -140,19 +146,21 @@ def test_the_next_turn_encodes_only_what_is_new() -> None:
     counted.cache.encode(first, scope="a")
     counted.encoded.clear()
     second = f"{first}hi{END}\n{START}user\nand now?{END}\n{START}assistant\n"
-    assert counted.cache.num_new_chars(second, scope="a") == len(
-        f"{START}assistant\nhi{START}user\nand now?"
-    )
-    assert counted.cache.encode(second, scope="a") == counted.whole(second)
+    num_new = len(f"{START}assistant\nhi{START}user\nand now?")
+    with pytest.raises(TooMuchToEncodeError, match=f"{num_new} characters"):
+        counted.cache.encode(second, scope="a", max_new_chars=num_new - 1)
+    found = counted.cache.encode(second, scope="a", max_new_chars=num_new)
+    assert found == counted.whole(second)
     assert counted.encoded == [f"{START}assistant\nhi", f"{START}user\nand now?"]
 
 
 def test_scopes_share_nothing() -> None:
     counted = Counted(with_specials(byte_level(add_prefix_space=False)))
     text = f"{START}system\nthe secret{END}"
-    counted.cache.encode(text, scope="a")
-    assert counted.cache.num_new_chars(text, scope="a") == 0
-    assert counted.cache.num_new_chars(text, scope="b") == len(text)
+    found = counted.cache.encode(text, scope="a")
+    assert counted.cache.encode(text, scope="a", max_new_chars=0) == found
+    with pytest.raises(TooMuchToEncodeError, match=f"{len(text)} characters"):
+        counted.cache.encode(text, scope="b", max_new_chars=0)
 
 
 def test_memory_is_bounded_and_what_is_used_stays() -> None:
@@ -161,16 +169,19 @@ def test_memory_is_bounded_and_what_is_used_stays() -> None:
         counted.cache.encode(f"{START}kept", scope="a")
         counted.cache.encode(f"{START}{i:088d}", scope="a")  # 300 characters with their cost
     assert counted.encoded.count(f"{START}kept") == 1
-    assert counted.cache.num_new_chars(f"{START}{98:088d}", scope="a") == 0
-    assert counted.cache.num_new_chars(f"{START}{91:088d}", scope="a") == 100
+    assert counted.cache.encode(f"{START}{98:088d}", scope="a", max_new_chars=0)
+    with pytest.raises(TooMuchToEncodeError, match="100 characters"):
+        counted.cache.encode(f"{START}{91:088d}", scope="a", max_new_chars=0)
 
 
 def test_an_encoder_looks_up_only_in_a_scope_and_where_it_adds_nothing() -> None:
     encoder = Encoder(tiny_bundle())
     text = f"{START}user\nthe lo{END}\n"
     plain = encoder.encode(text, add_special_tokens=False)
-    assert encoder.num_new_chars(text, scope="a") == len(text)
+    num_new = len("user" + "\n" + "the" + " lo")
+    with pytest.raises(TooMuchToEncodeError, match=f"{num_new} characters"):
+        encoder.encode(text, add_special_tokens=False, scope="a", max_new_chars=0)
     assert encoder.encode(text, add_special_tokens=False, scope="a") == plain
-    assert encoder.num_new_chars(text, scope="a") == 0
+    assert encoder.encode(text, add_special_tokens=False, scope="a", max_new_chars=0) == plain
     with_bos = encoder.encode(text, add_special_tokens=True, scope="a")
     assert with_bos == [*encoder.encode("<bos>", add_special_tokens=False), *plain]

@@ -39,9 +39,9 @@ class Store:
         self._check()
         return await self._limiter.reserve(claim)
 
-    async def settle(self, settlement: Settlement) -> None:
+    async def settle(self, *settlements: Settlement) -> None:
         self._check()
-        await self._limiter.settle(settlement)
+        await self._limiter.settle(*settlements)
 
     async def uses(self, scopes: Sequence[str]) -> list[ScopeUse]:
         self._check()

@@ -11,7 +11,9 @@ import pytest
 
 from router.app import build_client_app
 from router.config import Limits, TenantConfig, TenantKey
-from router.tenancy.limits import ScopeUse
+from router.tenancy.limits import ScopeUse, Settlement
+from router.tenancy.local_limiter import LocalLimiter
+from router.tenancy.usage import UsageRecord
 from tests.conditions import until
 from tests.router.fake_replica import Behaviour, key_hash
 from tests.router.running_gateway import (
@@ -29,6 +31,22 @@ ROUTES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"model": "tiny", "input": "hello", "max_output_tokens": 4},
 }
 PROMPT = completion("x" * 100, max_tokens=4)
+USAGE = UsageRecord(
+    at=0.0,
+    request_id="r",
+    tenant="acme",
+    key="ci",
+    model="tiny",
+    uncached_tokens=0,
+    cached_tokens=0,
+    output_tokens=0,
+    charged_tokens=0,
+    queue_s=None,
+    ttft_s=None,
+    duration_s=0.0,
+    status=200,
+    outcome="ok",
+)
 
 
 async def used(running: Running, tenant: str = "acme") -> ScopeUse:
@@ -262,3 +280,29 @@ async def test_a_model_under_another_name_is_charged_to_the_same_budget(path: st
         assert spent[1] == 2 * spent[0]
         (total,) = (await running.admin("/admin/usage"))[1]["totals"]
         assert (total["model"], total["requests"]) == ("tiny", 2)
+
+
+async def test_requests_that_end_in_one_turn_are_settled_by_one_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[int] = []
+    settle = LocalLimiter.settle
+
+    async def counted(limiter: LocalLimiter, *settlements: Settlement) -> None:
+        calls.append(len(settlements))
+        await settle(limiter, *settlements)
+
+    monkeypatch.setattr(LocalLimiter, "settle", counted)
+    async with running_gateway(gateway_spec(tenants=(limited(max_parallel=3),))) as running:
+        tenancy = running.gateway.tenancy
+        identity = await tenancy.identify("sk-acme")
+        grants = [
+            await tenancy.reserve(
+                identity, id=f"r{i}", model="tiny", num_prompt_tokens=10, max_tokens=5
+            )
+            for i in range(3)
+        ]
+        for i, grant in enumerate(grants):
+            tenancy.settle(grant, msgspec.structs.replace(USAGE, charged_tokens=i))
+        use = await used(running)
+    assert (calls, use.num_requests, use.num_tokens) == ([3], 3, 3)

@@ -92,8 +92,13 @@ def test_a_device_that_others_fill_is_refused_before_anything_is_loaded(folder: 
         loader(folder, device).load()
 
 
-def test_a_model_that_only_the_cpu_computes_is_refused_by_name(folder: Path) -> None:
-    config = msgspec.structs.replace(read_model_config(folder), windows=(8, None))
+@pytest.mark.parametrize(
+    "fields", [{"windows": (8, None)}, {"residual_scale": 0.5}, {"query_scale": 4.0}]
+)
+def test_a_model_that_only_the_cpu_computes_is_refused_by_name(
+    folder: Path, fields: dict[str, object]
+) -> None:
+    config = msgspec.structs.replace(read_model_config(folder), **fields)
     with pytest.raises(ConfigError, match=r"set worker\.device to cpu"):
         loader(folder, FakeDevice(), config=config).load(num_blocks=10)
 

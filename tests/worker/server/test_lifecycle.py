@@ -47,7 +47,7 @@ def run_main(config: Path) -> subprocess.CompletedProcess[str]:
 
 def test_the_front_starts_without_torch() -> None:
     code = (
-        "import sys, worker.server.main, worker.core.process\n"
+        "import sys, worker.server.lifecycle, worker.server.main, worker.core.process\n"
         "print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
     )
     found = subprocess.run(

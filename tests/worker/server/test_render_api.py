@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.frontend.encoder import Encoder
 from kvindex.foundation.errors import ConfigError
-from tests.engine.frontend.tiny_tokenizer import tiny_bundle
 from tests.worker.server.replica import replica_spec, running_replica
 from worker.config import KvEventsConfig
 from worker.server.engine_start import core_spec
@@ -41,13 +39,12 @@ def test_each_core_announces_on_ports_of_its_own() -> None:
         enable_kv_cache_events=True, endpoint="tcp://127.0.0.1:5557", topic="kv"
     )
     spec = replica_spec(kv_events=config, data_parallel_size=2)
-    encoder = Encoder(tiny_bundle())
-    found = [core_spec(spec, encoder, dp_rank=rank).announce for rank in (0, 1)]
+    found = [core_spec(spec, dp_rank=rank).announce for rank in (0, 1)]
     assert [(a.endpoint, a.replay_endpoint, a.topic) for a in found if a is not None] == [
         ("tcp://127.0.0.1:5557", "tcp://127.0.0.1:*", "kv"),
         ("tcp://127.0.0.1:5558", "tcp://127.0.0.1:*", "kv"),
     ]
-    assert core_spec(replica_spec(), encoder).announce is None
+    assert core_spec(replica_spec()).announce is None
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What compiled code needs beyond numba's own language: raw pointers, and calls by address."""
+"""What compiled code needs beyond numba's own language: pointers, calls by address, prefetching."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from worker.cpu.compiled.vector_code import Builder, Value
+from worker.cpu.compiled.vector_code import Builder, Value, prefetch
 
 
 def _call(context: Any, builder: Builder, signature: Any, args: Sequence[Value]) -> Value:
@@ -27,12 +27,6 @@ def call4(typing, function, a, b, c, d):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def call6(typing, function, a, b, c, d, e, f):  # type: ignore[no-untyped-def]
-    """Call the function of six integers at an address."""
-    return types.void(*[types.intp] * 7), _call
-
-
-@intrinsic
 def call7(typing, function, a, b, c, d, e, f, g):  # type: ignore[no-untyped-def]
     """Call the function of seven integers at an address."""
     return types.void(*[types.intp] * 8), _call
@@ -46,3 +40,14 @@ def pointer(typing, address):  # type: ignore[no-untyped-def]
         return builder.inttoptr(args[0], cgutils.voidptr_t)
 
     return types.voidptr(types.intp), code
+
+
+@intrinsic
+def ask_for(typing, address):  # type: ignore[no-untyped-def]
+    """Ask for the line of memory at an address, which will be read soon."""
+
+    def code(context: Any, builder: Builder, signature: Any, args: Sequence[Value]) -> Value:
+        prefetch(builder, args[0])
+        return context.get_dummy_value()
+
+    return types.void(types.intp), code

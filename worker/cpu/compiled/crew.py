@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
 
-Work = Callable[[int, int], None]
+Work = Callable[[int, int], object]
 Order = tuple[Work, int, object]
 
 

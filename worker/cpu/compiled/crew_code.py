@@ -16,10 +16,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from worker.cpu.compiled.inner import inner
+from worker.cpu.compiled.sizes import STAGE_BYTES
 from worker.cpu.compiled.vector_code import Builder, Value
-
-STAGE_BYTES = 128
-"""Of counters per stage: units claimed, and at half of it units done, each in a line of cache."""
 
 _DONE = STAGE_BYTES // 2
 _SPINS = 2000

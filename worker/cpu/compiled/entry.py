@@ -1,11 +1,11 @@
-"""Compiles the step for this CPU, or loads what an earlier start has compiled.
+"""The compiled step as a function of this process, made or loaded once.
 
-The cache is named after the sources, so another version never runs old code; numba itself tells
-CPUs apart in it.
+What is kept lies in a folder named after the sources, so another version never runs old code.
 """
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import hashlib
 import logging
@@ -13,21 +13,20 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
-import numba
-from numba import carray, cfunc, types
-from numba.np import numpy_support
-
 from worker.config import cache_directory
-from worker.cpu.compiled.step import run
-from worker.cpu.compiled.step_record import STEP
+from worker.cpu.compiled.object_code import Program, function_addresses, is_kept
 
 logger = logging.getLogger("prefixfleet.worker.compiled")
 
-CompiledStep = Callable[[int, int], None]
+CompiledStep = Callable[[int, int], object]
 """f(address of a step record, thread): other Python threads run meanwhile."""
+
+_NAME = "step"
+_unused = ctypes.create_string_buffer(8)
+"""What the step would return, and raise, if it ever did."""
 
 
 @cache
@@ -37,14 +36,19 @@ def compiled_step() -> CompiledStep:
     folder = kernel_folder()
     if folder is None:
         logger.warning("compiled kernels cannot be kept: no writable cache directory")
-    else:
-        numba.config.CACHE_DIR = str(folder)
     with _one_at_a_time(folder):
-        record = types.CPointer(numpy_support.from_dtype(STEP))
-        compiled = cfunc(types.void(record, types.intp), cache=folder is not None)(_entry)
+        (address,) = function_addresses(_NAME, _written, folder=folder)
     logger.info("kernels ready took_s=%.1f cache=%s", time.perf_counter() - started, folder)
-    function: CompiledStep = compiled.ctypes
-    return function
+    arguments = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+    function = ctypes.CFUNCTYPE(ctypes.c_int32, *arguments)(address)
+    unused = ctypes.addressof(_unused)
+    return partial(function, unused, unused)
+
+
+def _written() -> Program:
+    from worker.cpu.compiled.step_program import write_step
+
+    return write_step()
 
 
 @contextmanager
@@ -53,15 +57,11 @@ def _one_at_a_time(folder: Path | None) -> Iterator[None]:
     if folder is None:
         yield
         return
-    if not any(folder.rglob("*.nbi")):
+    if not is_kept(_NAME, folder):
         logger.info("compiling kernels for this CPU; once, it takes some seconds")
     with (folder / "lock").open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield
-
-
-def _entry(step, thread):  # type: ignore[no-untyped-def]
-    run(carray(step, (1,))[0], thread)
 
 
 @cache

@@ -16,11 +16,18 @@ import torch
 
 from worker.cpu.attention import AttentionPlan
 from worker.cpu.compiled.crew import Crew
-from worker.cpu.compiled.crew_code import STAGE_BYTES
 from worker.cpu.compiled.entry import compiled_step, kernel_folder
-from worker.cpu.compiled.paged import CHUNK, QUERY_ROWS
-from worker.cpu.compiled.products import PANEL
-from worker.cpu.compiled.step import LAST_STAGES, STAGES_PER_LAYER, TILE_FLOATS
+from worker.cpu.compiled.sizes import (
+    CHUNK,
+    FEW_TOKENS,
+    FIRST_STAGES,
+    LAST_STAGES,
+    PANEL,
+    QUERY_ROWS,
+    STAGE_BYTES,
+    STAGES_PER_LAYER,
+    TILE_FLOATS,
+)
 from worker.cpu.compiled.step_record import LAYER, PRODUCTS, STEP
 from worker.cpu.compiled.tile_library import tile_addresses
 from worker.cpu.compiled.tiles import STORAGES
@@ -37,6 +44,10 @@ _STORAGE_OF: dict[torch.dtype, Storage] = {
     torch.int8: "int8",
     torch.float8_e4m3fn: "float8",
 }
+
+
+_LINE_FLOATS = 32
+"""Of two lines of cache, which some processors fetch together."""
 
 
 class LayerWeights(Protocol):
@@ -111,6 +122,7 @@ class CompiledForward:
             head=self._address_of("head", head),
             rotary=self._address_of("rotary", rotary),
             num_positions=rotary.shape[1],
+            num_threads=self._crew.size,
             tiles=self._tiles.ctypes.data,
             query_rows=QUERY_ROWS,
             eps=config.rms_norm_eps,
@@ -137,6 +149,7 @@ class CompiledForward:
             num_tokens=num_tokens,
             num_rows=num_rows,
             num_segments=len(segments),
+            is_decode=bool((plan.num_queries == 1).all()),
             table_width=tables.shape[1],
             token_ids=token_ids.data_ptr(),
             positions=positions.data_ptr(),
@@ -147,7 +160,8 @@ class CompiledForward:
             logits=logits.data_ptr(),
         )
         self._set_buffers(max(num_tokens, num_rows), num_tokens)
-        kept = (self._record, self._buffers, self._layers, self._tiles)
+        # A helper on its way out still reads weights and rows.
+        kept = (self._record, self._buffers, self._layers, self._tiles, self._kept, rows)
         self._crew.run(self._run, self._record.ctypes.data, keeps=kept)
         return logits
 
@@ -185,8 +199,10 @@ class CompiledForward:
         attended = config.num_heads * head_dim
         chunk = int(self._record["chunk"][0])
         scratch = TILE_FLOATS + PANEL * max(config.hidden_size, inner, attended)
+        scratch += FEW_TOKENS * config.hidden_size
         attention = QUERY_ROWS * (2 * head_dim + chunk + 2) + TILE_FLOATS
-        scratch += max(attention, num_tokens * PANEL)
+        # No line of cache belongs to two threads.
+        scratch = _whole_lines(scratch + max(attention, num_tokens * PANEL)) + _LINE_FLOATS
         sizes = {
             "hidden": num_tokens * config.hidden_size,
             "normed": num_rows * config.hidden_size,
@@ -204,7 +220,7 @@ class CompiledForward:
     def _counters(self) -> int:
         """Return the address of zeroed counters for every stage."""
         if "counters" not in self._buffers:
-            stages = STAGES_PER_LAYER * self._config.num_layers + LAST_STAGES
+            stages = FIRST_STAGES + STAGES_PER_LAYER * self._config.num_layers + LAST_STAGES
             self._buffers["counters"] = np.zeros(stages * STAGE_BYTES // 8, np.int64)
         self._buffers["counters"].fill(0)
         return self._buffers["counters"].ctypes.data
@@ -240,6 +256,10 @@ class CompiledForward:
         tensor = tensor.contiguous()
         self._kept.append(tensor)
         return tensor.data_ptr()
+
+
+def _whole_lines(floats: int) -> int:
+    return -(-floats // _LINE_FLOATS) * _LINE_FLOATS
 
 
 def _storage_of(layer: LayerWeights) -> int:

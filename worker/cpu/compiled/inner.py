@@ -6,15 +6,15 @@ from typing import Any
 
 from numba import njit
 
-_OPTIONS = {
+OPTIONS = {
     "no_cpython_wrapper": True,
     "no_cfunc_wrapper": True,
     "error_model": "numpy",
     "boundscheck": False,
 }
 
-inner: Any = njit(**_OPTIONS)
+inner: Any = njit(**OPTIONS)
 """Decorator. Such functions raise nothing, and divide as numpy does."""
 
-inner_sums: Any = njit(fastmath={"reassoc", "contract"}, **_OPTIONS)
+inner_sums: Any = njit(fastmath={"reassoc", "contract"}, **OPTIONS)
 """The same, with sums over lanes; an order of its own, but one, for each function."""

@@ -8,16 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from worker.cpu.compiled.calls import call4, call6, call7
+from worker.cpu.compiled.calls import ask_for, call4, call7
 from worker.cpu.compiled.inner import inner
 from worker.cpu.compiled.tiles import MIX, NUM_STORAGES, SOFTMAX
-from worker.cpu.compiled.vector_code import LANES
-
-CHUNK = 64
-"""Keys whose scores are held at a time, rounded to whole blocks and vectors."""
-
-QUERY_ROWS = 24
-"""Rows of queries (tokens times query heads of a KV head) that are attended at a time."""
+from worker.cpu.compiled.vector_code import LANES, LINE_BYTES
 
 
 @inner
@@ -54,6 +48,7 @@ def attend(  # type: ignore[no-untyped-def]
         for at in range(0, visible, block_size):
             block = keys + np.int64(table[(start + at) // block_size]) * block_bytes
             count = min(block_size, visible - at)
+            _ask_for_block(values, block - keys, is_half, stride, count, head_dim)
             _score(queries, num_rows, block, is_half, stride, count, scores, at, tile, tiles)
         for row in range(num_rows):
             limit = min(visible, first_position + row // heads + 1 - start)
@@ -61,11 +56,25 @@ def attend(  # type: ignore[no-untyped-def]
         for at in range(0, visible, block_size):
             block = values + np.int64(table[(start + at) // block_size]) * block_bytes
             count = min(block_size, visible - at)
+            later = start + width + at
+            if later < end:
+                place = np.int64(table[later // block_size]) * block_bytes
+                _ask_for_block(keys, place, is_half, stride, block_size, head_dim)
             _mix(scores, at, num_rows, block, is_half, stride, count, out, tiles)
     for row in range(num_rows):
         share = np.float32(1.0) / totals[row]
         for d in range(head_dim):
             queries[row, d] = out[row, d] * share
+
+
+@inner
+def _ask_for_block(tokens, place, is_half, stride, count, head_dim):  # type: ignore[no-untyped-def]
+    """Ask for the keys, or the values, of the first `count` tokens of a block, `place` bytes on."""
+    size = 2 if is_half else 4
+    for token in range(count):
+        start = tokens + place + token * stride * size
+        for byte in range(0, head_dim * size, LINE_BYTES):
+            ask_for(start + byte)
 
 
 @inner
@@ -83,7 +92,7 @@ def _score(queries, num_rows, keys, is_half, stride, count, scores, at, tile, ti
             shape = (6 if columns == 4 else 7) if rows == 3 else (8 if columns == 4 else 5)
             place = keys + column * stride * size
             function = tiles[NUM_STORAGES * shape + is_half]
-            call6(function, x, depth, place, stride, depth, tile.ctypes.data)
+            call7(function, x, depth, place, stride, depth, tile.ctypes.data, place)
             for r in range(rows):
                 for c in range(columns):
                     scores[row + r, at + column + c] = tile[r * columns + c]

@@ -10,13 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numba import carray
 
-from worker.cpu.compiled.calls import call6, pointer
+from worker.cpu.compiled.calls import call7, pointer
 from worker.cpu.compiled.inner import inner
 from worker.cpu.compiled.tiles import NUM_STORAGES
-from worker.cpu.compiled.vector_code import LANES
-
-PANEL = 3 * LANES
-"""Columns computed at a time: a multiple of every tile's columns, and of a vector."""
 
 WIDEN_ROWS = 12
 """From so many rows on, weights are widened once per panel and not once per tile."""
@@ -35,16 +31,18 @@ def item_bytes(storage):  # type: ignore[no-untyped-def]
 
 @inner
 def multiply(  # type: ignore[no-untyped-def]
-    x, num_rows, depth, w, storage, scales, columns, out, out_stride, adds, tiles, tile, panel
+    x, num_rows, depth, w, storage, scales, columns, ahead, out, out_stride, adds, tiles, scratch
 ):
     """Set (or add to) out [num_rows, columns] the product of x [num_rows, depth] and weights.
 
     x, w, scales, out are addresses; rows of out are out_stride floats apart, and scales is 0 where
-    columns have none. tile [12] and panel [PANEL * depth] are scratch. `columns` is at most PANEL.
+    columns have none. Weights that lie `ahead` bytes behind w are asked for meanwhile. scratch is
+    (tile [12], panel [PANEL * depth]). `columns` is at most PANEL.
     """
+    tile, panel = scratch
     if storage and num_rows >= WIDEN_ROWS:
         widen(w, storage, panel.ctypes.data, columns * depth)
-        w, storage = np.int64(panel.ctypes.data), np.int64(0)
+        w, storage, ahead = np.int64(panel.ctypes.data), np.int64(0), np.int64(0)
     size = item_bytes(storage)
     row = 0
     while row < num_rows:
@@ -57,7 +55,7 @@ def multiply(  # type: ignore[no-untyped-def]
             step = width if wide else 1
             function = tiles[NUM_STORAGES * (shape if wide else shape + 1) + storage]
             weights = w + column * depth * size
-            call6(function, place, depth, weights, depth, depth, tile.ctypes.data)
+            call7(function, place, depth, weights, depth, depth, tile.ctypes.data, weights + ahead)
             if scales:
                 _scale(tile, rows, step, scales + column * 4)
             _put(tile, rows, step, out + (row * out_stride + column) * 4, out_stride, adds)

@@ -37,6 +37,13 @@ def normalize(x, weight, eps, out):  # type: ignore[no-untyped-def]
 
 
 @inner
+def add(numbers, offsets):  # type: ignore[no-untyped-def]
+    """Add offsets [width] to numbers [width] in place."""
+    for i in range(numbers.shape[0]):
+        numbers[i] += offsets[i]
+
+
+@inner
 def rotate(head, cos, sin):  # type: ignore[no-untyped-def]
     """Rotate a head [head_dim] in place by cos, sin [head_dim / 2]."""
     half = cos.shape[0]

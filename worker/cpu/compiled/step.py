@@ -1,7 +1,8 @@
 """One forward pass of a decoder of the Llama family, run by several threads at once.
 
 Each thread calls `run` with the same record; a stage begins when the one before it is done. The
-stages are those of worker.model.llama, over float32 activations.
+stages are those of worker.model.llama, over float32 activations. Where tokens are few, threads do
+the small stages side by side, each for itself, and wait for each other less often.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from worker.cpu.compiled.calls import call4, pointer
 from worker.cpu.compiled.crew_code import claim, finish, wait
 from worker.cpu.compiled.inner import inner
 from worker.cpu.compiled.paged import attend
-from worker.cpu.compiled.products import PANEL, item_bytes, multiply
-from worker.cpu.compiled.rows import embed, normalize, rotate, store
+from worker.cpu.compiled.products import item_bytes, multiply
+from worker.cpu.compiled.rows import add, embed, normalize, rotate, store
+from worker.cpu.compiled.sizes import (
+    FEW_TOKENS,
+    FIRST_STAGES,
+    PANEL,
+    STAGES_PER_LAYER,
+    TILE_FLOATS,
+)
 from worker.cpu.compiled.step_record import LAYER
 from worker.cpu.compiled.tiles import NUM_TILES, SILU
-
-STAGES_PER_LAYER = 8
-LAST_STAGES = 2
-TILE_FLOATS = 16
 
 _TOKENS = 4
 """Tokens per unit of the stages that go token by token."""
@@ -44,37 +48,29 @@ def run(step, thread):  # type: ignore[no-untyped-def]
     fused = heads + 2 * step.num_kv_heads * step.head_dim
     # Numbers by type: numba would compile a version of each function for each literal.
     zero, one, head_panels = np.int64(0), np.int64(1), np.int64(_HEAD_PANELS)
-    stage = zero
+    _embed(step, zero)
+    stage = np.int64(FIRST_STAGES)
     for layer in range(step.num_layers):
         own = layers[layer]
-        _norm(step, stage, own[_INPUT_NORM], one if layer == 0 else zero)
-        _project(step, stage + 1, own, _QKV, step.normed, hidden, fused, step.qkv, zero, scratch)
-        _rotate_and_store(step, stage + 2, layer, own[_QKV_BIAS])
-        _attend(step, stage + 3, layer, scratch)
-        _project(
-            step, stage + 4, own, _OUT, step.attended, heads, hidden, step.hidden, one, scratch
-        )
-        _norm(step, stage + 5, own[_POST_NORM], zero)
-        _gate_up(step, stage + 6, own, scratch)
-        _project(
-            step, stage + 7, own, _DOWN, step.gated, inner_size, hidden, step.hidden, one, scratch
-        )
-        stage += 8
-    _norm_rows(step, stage)
+        x = _norm(step, stage, own[_INPUT_NORM], scratch)
+        _project(step, stage + 1, own, _QKV, x, hidden, fused, step.qkv, zero, scratch)
+        if not step.is_decode:
+            _rotate_and_store(step, stage + 2, layer, own[_QKV_BIAS])
+        _attend(step, stage + 3, layer, own[_QKV_BIAS], scratch)
+        x = step.attended
+        _project(step, stage + 4, own, _OUT, x, heads, hidden, step.hidden, one, scratch)
+        x = _norm(step, stage + 5, own[_POST_NORM], scratch)
+        _gate_up(step, stage + 6, own, x, scratch)
+        x = step.gated
+        _project(step, stage + 7, own, _DOWN, x, inner_size, hidden, step.hidden, one, scratch)
+        stage += STAGES_PER_LAYER
     if step.num_rows:
+        x = _norm_rows(step, stage, scratch)
+        weight = step.head, step.ends_are_half, zero
         _product(
-            step,
-            stage + 1,
-            step.normed,
-            hidden,
-            step.num_rows,
-            (step.head, step.ends_are_half, zero),
-            step.vocab_size,
-            step.logits,
-            zero,
-            head_panels,
-            scratch,
-        )
+            step, stage + 1, x, hidden, step.num_rows, weight, step.vocab_size, step.logits, zero,
+            head_panels, scratch,
+        )  # fmt: skip
 
 
 @inner
@@ -94,31 +90,55 @@ def _units(count, size):  # type: ignore[no-untyped-def]
 
 @inner
 def _thread_scratch(step, thread):  # type: ignore[no-untyped-def]
-    """Return (tile, panel, rest) of this thread's own memory."""
+    """Return ((tile, panel), normed, rest) of this thread's own memory; the last two are addresses.
+
+    They hold what is multiplied, the norms of FEW_TOKENS, and what a stage needs besides.
+    """
     start = step.scratch + thread * step.scratch_floats * 4
     depth = max(step.hidden_size, step.inner_size, step.num_heads * step.head_dim)
     tile = _floats(start, (TILE_FLOATS,))
     panel = _floats(start + TILE_FLOATS * 4, (PANEL * depth,))
-    return tile, panel, start + TILE_FLOATS * 4 + PANEL * depth * 4
+    normed = start + TILE_FLOATS * 4 + PANEL * depth * 4
+    return (tile, panel), normed, normed + FEW_TOKENS * step.hidden_size * 4
 
 
 @inner
-def _norm(step, stage, weight, embeds):  # type: ignore[no-untyped-def]
-    """Set normed to the norm of hidden; look the tokens up first if `embeds`."""
+def _embed(step, stage):  # type: ignore[no-untyped-def]
+    """Set hidden to the embeddings of the tokens."""
     hidden = _floats(step.hidden, (step.num_tokens, step.hidden_size))
-    normed = _floats(step.normed, (step.num_tokens, step.hidden_size))
-    weights = _floats(weight, (step.hidden_size,))
     token_ids = _integers(step.token_ids, (step.num_tokens,))
+    unit = claim(step.counters, stage)
+    while unit < step.num_tokens:
+        embed(step.embedding, step.ends_are_half, token_ids[unit], hidden[unit])
+        finish(step.counters, stage)
+        unit = claim(step.counters, stage)
+    wait(step.counters, stage, step.num_tokens)
+
+
+@inner
+def _norm(step, stage, weight, scratch):  # type: ignore[no-untyped-def]
+    """Return the address of the norms of hidden; of few tokens, every thread has its own.
+
+    A thread that comes late may read what a later stage writes, but then it finds no unit that
+    would need its norms.
+    """
+    hidden = _floats(step.hidden, (step.num_tokens, step.hidden_size))
+    weights = _floats(weight, (step.hidden_size,))
+    if step.num_tokens <= FEW_TOKENS:
+        own = _floats(scratch[1], (step.num_tokens, step.hidden_size))
+        for token in range(step.num_tokens):
+            normalize(hidden[token], weights, step.eps, own[token])
+        return scratch[1]
+    normed = _floats(step.normed, (step.num_tokens, step.hidden_size))
     num_units = _units(step.num_tokens, np.int64(_TOKENS))
     unit = claim(step.counters, stage)
     while unit < num_units:
         for token in range(unit * _TOKENS, min((unit + 1) * _TOKENS, step.num_tokens)):
-            if embeds:
-                embed(step.embedding, step.ends_are_half, token_ids[token], hidden[token])
             normalize(hidden[token], weights, step.eps, normed[token])
         finish(step.counters, stage)
         unit = claim(step.counters, stage)
     wait(step.counters, stage, num_units)
+    return step.normed
 
 
 @inner
@@ -134,13 +154,14 @@ def _product(step, stage, x, depth, num_rows, weight, columns, out, adds, panels
     """Set out [num_rows, columns] to x [num_rows, depth] times a weight, or add it if `adds`.
 
     weight is (address, storage, address of scales or 0). A unit is `panels` panels of columns.
+    What is asked for ahead is the unit that this thread is likely to claim next.
     """
-    tile, panel, _ = scratch
     tiles = _integers(step.tiles, (NUM_TILES,))
     address, storage, scales = weight
     column_bytes = depth * item_bytes(storage)
     num_panels = _units(columns, np.int64(PANEL))
     num_units = _units(num_panels, panels)
+    ahead = step.num_threads * panels * PANEL * column_bytes
     unit = claim(step.counters, stage)
     while unit < num_units:
         for index in range(unit * panels, min((unit + 1) * panels, num_panels)):
@@ -153,12 +174,12 @@ def _product(step, stage, x, depth, num_rows, weight, columns, out, adds, panels
                 storage,
                 scales + at * 4 if scales else scales,
                 min(PANEL, columns - at),
+                ahead,
                 out + at * 4,
                 columns,
                 adds,
                 tiles,
-                tile,
-                panel,
+                scratch[0],
             )
         finish(step.counters, stage)
         unit = claim(step.counters, stage)
@@ -167,49 +188,57 @@ def _product(step, stage, x, depth, num_rows, weight, columns, out, adds, panels
 
 @inner
 def _rotate_and_store(step, stage, layer, bias):  # type: ignore[no-untyped-def]
-    """Add the bias, rotate queries and keys, scale queries, write keys and values to the cache."""
-    num_heads, kv_heads, head_dim = step.num_heads, step.num_kv_heads, step.head_dim
-    all_heads = num_heads + 2 * kv_heads
-    qkv = _floats(step.qkv, (step.num_tokens, all_heads, head_dim))
-    offsets = _floats(bias, (all_heads, head_dim))
-    rotary = _floats(step.rotary, (2, step.num_positions, head_dim // 2))
-    positions = _integers(step.positions, (step.num_tokens,))
-    scale = np.float32(1.0 / np.sqrt(np.float64(head_dim)))
+    """Finish queries, keys and values, and write keys and values to the cache."""
     num_units = _units(step.num_tokens, np.int64(_TOKENS))
     unit = claim(step.counters, stage)
     while unit < num_units:
         for token in range(unit * _TOKENS, min((unit + 1) * _TOKENS, step.num_tokens)):
-            heads = qkv[token]
-            if bias:
-                for h in range(all_heads):
-                    for d in range(head_dim):
-                        heads[h, d] += offsets[h, d]
-            cos, sin = rotary[0, positions[token]], rotary[1, positions[token]]
-            for h in range(num_heads + kv_heads):
-                rotate(heads[h], cos, sin)
-            for h in range(num_heads):
-                for d in range(head_dim):
-                    heads[h, d] *= scale
-            _store_token(step, layer, token, positions[token], heads)
+            for kv_head in range(step.num_kv_heads):
+                _finish_head(step, layer, token, kv_head, bias)
         finish(step.counters, stage)
         unit = claim(step.counters, stage)
     wait(step.counters, stage, num_units)
 
 
 @inner
-def _store_token(step, layer, token, position, heads):  # type: ignore[no-untyped-def]
-    """Write the keys and values of one token."""
-    block_size, kv_heads, head_dim = step.block_size, step.num_kv_heads, step.head_dim
-    requests = _integers(step.requests, (step.num_tokens,))
-    table = _table(step, requests[token])
-    slot = np.int64(table[position // block_size]) * block_size + position % block_size
-    is_half = step.cache_is_half
-    size = 2 if is_half else 4
-    offset = layer * step.layer_bytes + slot * kv_heads * head_dim * size
-    for h in range(kv_heads):
-        at = offset + h * head_dim * size
-        store(heads[step.num_heads + h], step.keys + at, is_half)
-        store(heads[step.num_heads + kv_heads + h], step.values + at, is_half)
+def _finish_head(step, layer, token, kv_head, bias):  # type: ignore[no-untyped-def]
+    """Do what follows the product for one KV head of a token and the queries that share it.
+
+    The bias is added, queries and key are rotated, queries scaled, key and value stored.
+    """
+    num_heads, kv_heads, head_dim = step.num_heads, step.num_kv_heads, step.head_dim
+    all_heads, group = num_heads + 2 * kv_heads, num_heads // kv_heads
+    heads = _floats(step.qkv + token * all_heads * head_dim * 4, (all_heads, head_dim))
+    key, value = num_heads + kv_head, num_heads + kv_heads + kv_head
+    position = _integers(step.positions, (step.num_tokens,))[token]
+    rotary = _floats(step.rotary, (2, step.num_positions, head_dim // 2))
+    cos, sin = rotary[0, position], rotary[1, position]
+    scale = np.float32(1.0 / np.sqrt(np.float64(head_dim)))
+    if bias:
+        offsets = _floats(bias, (all_heads, head_dim))
+        for h in range(kv_head * group, (kv_head + 1) * group):
+            add(heads[h], offsets[h])
+        add(heads[key], offsets[key])
+        add(heads[value], offsets[value])
+    for h in range(kv_head * group, (kv_head + 1) * group):
+        rotate(heads[h], cos, sin)
+        for d in range(head_dim):
+            heads[h, d] *= scale
+    rotate(heads[key], cos, sin)
+    size = 2 if step.cache_is_half else 4
+    at = _place(step, layer, token, position) + kv_head * head_dim * size
+    store(heads[key], step.keys + at, step.cache_is_half)
+    store(heads[value], step.values + at, step.cache_is_half)
+
+
+@inner
+def _place(step, layer, token, position):  # type: ignore[no-untyped-def]
+    """Return where a token's keys, and its values, begin in those of the cache, in bytes."""
+    table = _table(step, _integers(step.requests, (step.num_tokens,))[token])
+    slot = np.int64(table[position // step.block_size]) * step.block_size
+    slot += position % step.block_size
+    size = 2 if step.cache_is_half else 4
+    return layer * step.layer_bytes + slot * step.num_kv_heads * step.head_dim * size
 
 
 @inner
@@ -219,8 +248,11 @@ def _table(step, request):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _attend(step, stage, layer, scratch):  # type: ignore[no-untyped-def]
-    """Set attended; a unit is one segment under one KV head, longest contexts first."""
+def _attend(step, stage, layer, bias, scratch):  # type: ignore[no-untyped-def]
+    """Set attended; a unit is one segment under one KV head, longest contexts first.
+
+    Where no token sees another of this step, a unit finishes its own queries, key and value first.
+    """
     num_units = step.num_segments * step.num_kv_heads
     buffers = _attention_scratch(step, scratch[2])
     segments = _integers(step.segments, (step.num_segments, 2))
@@ -228,7 +260,10 @@ def _attend(step, stage, layer, scratch):  # type: ignore[no-untyped-def]
     while unit < num_units:
         segment = step.num_segments - 1 - unit // step.num_kv_heads
         first, count = segments[segment, 0], segments[segment, 1]
-        _attend_segment(step, layer, first, count, unit % step.num_kv_heads, buffers)
+        kv_head = unit % step.num_kv_heads
+        if step.is_decode:
+            _finish_head(step, layer, first, kv_head, bias)
+        _attend_segment(step, layer, first, count, kv_head, buffers)
         finish(step.counters, stage)
         unit = claim(step.counters, stage)
     wait(step.counters, stage, num_units)
@@ -282,9 +317,9 @@ def _attend_segment(step, layer, first, count, kv_head, buffers):  # type: ignor
 
 
 @inner
-def _gate_up(step, stage, layer, scratch):  # type: ignore[no-untyped-def]
+def _gate_up(step, stage, layer, x, scratch):  # type: ignore[no-untyped-def]
     """Set gated to silu(gate) * up; gates are the first inner_size columns of the weight."""
-    tile, panel, rest = scratch
+    own, _, rest = scratch
     tokens, inner_size = step.num_tokens, step.inner_size
     depth = step.hidden_size
     tiles = _integers(step.tiles, (NUM_TILES,))
@@ -292,19 +327,21 @@ def _gate_up(step, stage, layer, scratch):  # type: ignore[no-untyped-def]
     column_bytes = depth * item_bytes(storage)
     width, adds = np.int64(PANEL), np.int64(0)
     num_units = _units(inner_size, width)
+    ahead = step.num_threads * PANEL * column_bytes
     unit = claim(step.counters, stage)
     while unit < num_units:
         at = unit * PANEL
         count = min(PANEL, inner_size - at)
         gate, place = step.gated + at * 4, weight + at * column_bytes
-        x, own = step.normed, scales + at * 4 if scales else scales
+        factors = scales + at * 4 if scales else scales
         multiply(
-            x, tokens, depth, place, storage, own, count, gate, inner_size, adds, tiles, tile, panel
-        )
+            x, tokens, depth, place, storage, factors, count, ahead, gate, inner_size, adds, tiles,
+            own,
+        )  # fmt: skip
         place += inner_size * column_bytes
-        own += inner_size * 4 if scales else scales
+        factors += inner_size * 4 if scales else scales
         multiply(
-            x, tokens, depth, place, storage, own, count, rest, width, adds, tiles, tile, panel
+            x, tokens, depth, place, storage, factors, count, ahead, rest, width, adds, tiles, own
         )
         for token in range(tokens):
             line = gate + token * inner_size * 4
@@ -315,15 +352,21 @@ def _gate_up(step, stage, layer, scratch):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _norm_rows(step, stage):  # type: ignore[no-untyped-def]
-    """Set the first rows of normed to the final norm of the tokens that are sampled."""
+def _norm_rows(step, stage, scratch):  # type: ignore[no-untyped-def]
+    """Return the address of the final norms of the tokens that are sampled, as _norm does."""
     hidden = _floats(step.hidden, (step.num_tokens, step.hidden_size))
-    normed = _floats(step.normed, (step.num_rows, step.hidden_size))
     weights = _floats(step.final_norm, (step.hidden_size,))
     rows = _integers(step.rows, (step.num_rows,))
+    if step.num_rows <= FEW_TOKENS:
+        own = _floats(scratch[1], (step.num_rows, step.hidden_size))
+        for row in range(step.num_rows):
+            normalize(hidden[rows[row]], weights, step.eps, own[row])
+        return scratch[1]
+    normed = _floats(step.normed, (step.num_rows, step.hidden_size))
     unit = claim(step.counters, stage)
     while unit < step.num_rows:
         normalize(hidden[rows[unit]], weights, step.eps, normed[unit])
         finish(step.counters, stage)
         unit = claim(step.counters, stage)
     wait(step.counters, stage, step.num_rows)
+    return step.normed

@@ -23,6 +23,7 @@ _MODEL = (
     "head",  # [vocab_size, hidden_size]
     "rotary",  # [2, num_positions, head_dim / 2] float32
     "num_positions",
+    "num_threads",
     "tiles",  # addresses of the functions of worker.cpu.compiled.tiles
 )
 _CACHE = (
@@ -36,6 +37,7 @@ _STEP = (
     "num_tokens",
     "num_rows",
     "num_segments",
+    "is_decode",  # 1: each request has one token
     "table_width",
     "token_ids",  # [num_tokens]
     "positions",  # [num_tokens]

@@ -16,6 +16,9 @@ Storage = Literal["float32", "bfloat16", "int8", "float8"]
 
 ITEM_BYTES: dict[Storage, int] = {"float32": 4, "bfloat16": 2, "int8": 1, "float8": 1}
 
+LINE_BYTES = 64
+"""Of the cache."""
+
 LANES = 16 if binding.get_host_cpu_features().get("avx512f") else 8
 """float32 numbers per vector register of this CPU."""
 
@@ -32,6 +35,9 @@ _EXP_LOWEST = -87.0
 _EXP2 = (1.535336188319500e-4, 1.339887440266574e-3, 9.618437357674640e-3)
 _EXP2_LOW = (5.550332471162809e-2, 2.402264791363012e-1, 6.931472028550421e-1, 1.0)
 """2**f for f in [-0.5, 0.5], highest power first (Cephes, Moshier 1989, exp2f)."""
+
+_FOR_READING, _INTO_SECOND_LEVEL, _DATA = 0, 2, 1
+"""What llvm.prefetch is told."""
 
 Builder = Any
 Value = Any
@@ -79,6 +85,16 @@ def _widened_float8(builder: Builder, codes: Value) -> Value:
     value = builder.select(is_small, builder.fadd(rest, rest), normal)
     sign = builder.and_(shifted, _everywhere(-(1 << 31)))
     return builder.bitcast(builder.or_(builder.bitcast(value, _INTEGERS), sign), VECTOR)
+
+
+def prefetch(builder: Builder, address: Value) -> None:
+    """Ask for a line of memory that will be read soon; any address will do, nothing is touched."""
+    pointer = ir.IntType(8).as_pointer()
+    signature = ir.FunctionType(ir.VoidType(), [pointer, *[_INT32] * 3])
+    name = "llvm.prefetch.p0"
+    function = builder.module.globals.get(name) or ir.Function(builder.module, signature, name)
+    options = [_INT32(_FOR_READING), _INT32(_INTO_SECOND_LEVEL), _INT32(_DATA)]
+    builder.call(function, [builder.inttoptr(address, pointer), *options])
 
 
 def store(builder: Builder, value: Value, address: Value) -> None:
