@@ -16,6 +16,7 @@ from itertools import pairwise
 
 import msgspec
 
+from engine.frontend.added_token import AddedToken
 from kvindex.foundation.errors import PrefixFleetError
 
 MAX_CACHED_CHARS = 16 * 1024 * 1024
@@ -29,18 +30,8 @@ class TooMuchToEncodeError(PrefixFleetError):
     kind = "too_much_to_encode"
 
 
-class _AddedToken(msgspec.Struct, frozen=True):
-    """An entry of `added_tokens` in tokenizer.json, as far as it matters here."""
-
-    content: str
-    special: bool = False
-    normalized: bool = True
-    lstrip: bool = False
-    single_word: bool = False
-
-
 class _TokenizerFile(msgspec.Struct, frozen=True):
-    added_tokens: list[_AddedToken] = []
+    added_tokens: list[AddedToken] = []
 
 
 def cut_pattern(tokenizer_json: bytes) -> re.Pattern[str] | None:

@@ -11,20 +11,17 @@ from typing import Any
 
 import msgspec
 
+from engine.frontend.added_token import AddedToken
+
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "▁"
-
-
-class _AddedToken(msgspec.Struct, frozen=True):
-    id: int
-    content: str
 
 
 class _Layout(msgspec.Struct, frozen=True):
     """The parts of a tokenizer.json that matter here."""
 
     decoder: dict[str, Any] | None = None
-    added_tokens: list[_AddedToken] = []
+    added_tokens: list[AddedToken] = []
 
 
 class TokenBytes:

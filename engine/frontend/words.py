@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from engine.frontend.added_token import AddedToken
 from engine.frontend.segments import check_num_new
 
 Encode = Callable[[Sequence[str]], list[list[int]]]
@@ -50,15 +51,6 @@ _SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
 _SINGLE_DIGITS = {"type": "Digits", "individual_digits": True}
 
 
-class _AddedToken(msgspec.Struct, frozen=True):
-    content: str
-    id: int
-    normalized: bool = True
-    lstrip: bool = False
-    rstrip: bool = False
-    single_word: bool = False
-
-
 class _Model(msgspec.Struct, frozen=True):
     type: str | None = None
     dropout: float | None = None
@@ -66,7 +58,7 @@ class _Model(msgspec.Struct, frozen=True):
 
 class _TokenizerFile(msgspec.Struct, frozen=True):
     model: _Model
-    added_tokens: list[_AddedToken] = []
+    added_tokens: list[AddedToken] = []
     normalizer: dict[str, Any] | None = None
     pre_tokenizer: dict[str, Any] | None = None
 

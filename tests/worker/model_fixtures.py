@@ -335,3 +335,9 @@ def rewrite_weights(folder: Path, name: str, tensor: torch.Tensor | None) -> Non
     if tensor is not None:
         weights[name] = tensor
     save_file(weights, file, metadata={"format": "pt"})
+
+
+def reset_sometimes(core: EngineCore) -> None:
+    """Preempt everything at every seventh step: for `EngineRun(before_step=...)`."""
+    if core.stats().step % 7 == 6:
+        assert core.reset_prefix_cache(preempt_running=True)

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from engine.config import EngineConfig
-from engine.core import EngineCore
 from tests.worker.model_fixtures import (
     FAMILIES,
     VOCAB_SIZE,
@@ -21,6 +20,7 @@ from tests.worker.model_fixtures import (
     load_reference,
     random_prompts,
     reference_greedy,
+    reset_sometimes,
     write_tiny_model,
 )
 from worker.executors.uniproc import UniprocExecutor
@@ -83,10 +83,6 @@ def test_forced_preemption_with_steps_scheduled_ahead(
 def test_preemption_of_everything_by_a_reset(
     executor: UniprocExecutor, expected: list[list[int]]
 ) -> None:
-    def reset_sometimes(core: EngineCore) -> None:
-        if core.stats().step % 7 == 6:
-            assert core.reset_prefix_cache(preempt_running=True)
-
     run = EngineRun(executor, CONFIG, before_step=reset_sometimes)
     assert run.generate(PROMPTS, greedy(NUM_TOKENS)) == expected
     assert run.core.counters.preemptions >= 5

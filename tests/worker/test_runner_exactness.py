@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.core import EngineCore
 from tests.worker.model_fixtures import (
     VOCAB_SIZE,
     EngineRun,
@@ -18,6 +17,7 @@ from tests.worker.model_fixtures import (
     load_reference,
     random_prompts,
     reference_greedy,
+    reset_sometimes,
     write_tiny_model,
 )
 from worker.executors.uniproc import UniprocExecutor
@@ -96,10 +96,6 @@ def test_steps_scheduled_ahead(folder: Path, expected: list[list[int]], depth: i
 def test_preemption_of_everything_by_a_reset(
     executor: UniprocExecutor, expected: list[list[int]]
 ) -> None:
-    def reset_sometimes(core: EngineCore) -> None:
-        if core.stats().step % 7 == 6:
-            assert core.reset_prefix_cache(preempt_running=True)
-
     run = EngineRun(executor, CONFIG, before_step=reset_sometimes)
     assert run.generate(PROMPTS[:5], greedy(NUM_TOKENS)) == expected[:5]
     assert run.core.counters.preemptions >= 5

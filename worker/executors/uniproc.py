@@ -25,12 +25,7 @@ from worker.cpu.machine import available_memory_bytes, num_cores
 from worker.grammar.llguidance_backend import GrammarTokenizer, LlguidanceBackend
 from worker.model.config import ModelConfig, read_model_config
 from worker.model.dtypes import dtype_name, resolve_dtype
-from worker.model.kv_layout import (
-    KVLayout,
-    attention_block_size,
-    check_state_size,
-    kv_layout,
-)
+from worker.model.kv_layout import KVLayout, cache_layout, check_state_size
 from worker.model.load import load_model
 from worker.model.parallel import ALONE, RankGroup
 from worker.model.shard import Shard, local_config, shard_of
@@ -78,12 +73,8 @@ class UniprocExecutor:
         folder = Path(model_folder)
         config = read_model_config(folder)
         precision = resolve_dtype(dtype)
-        layout = kv_layout(
-            config.num_layers,
-            config.windows,
-            attention_block_size=attention_block_size(
-                config, block_size=engine_config.block_size, itemsize=precision.itemsize
-            ),
+        layout = cache_layout(
+            config, block_size=engine_config.block_size, itemsize=precision.itemsize
         )
         shard = shard_of(config, rank=ranks.rank, size=ranks.size)
         local = local_config(config, shard)
@@ -132,11 +123,7 @@ class UniprocExecutor:
             kv_groups=layout.groups,
         )
         self._submitted: deque[Callable[[], ModelRunnerOutput]] = deque()
-        self._thread: ThreadPoolExecutor | None = None
-        if engine_config.async_depth:
-            self._thread = ThreadPoolExecutor(
-                1, "model", initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),)
-            )
+        self._thread = _model_thread() if engine_config.async_depth else None
         _warm_up(self._runner, engine_config.block_size, plan, num_groups=len(layout.windows))
         logger.info(
             "model ready folder=%s dtype=%s threads=%d num_blocks=%d max_model_len=%d took_s=%.1f",
@@ -193,6 +180,13 @@ def execution_digest(
     if device is not None:
         digest.update(f" device={device}".encode())
     return digest.hexdigest()
+
+
+def _model_thread() -> ThreadPoolExecutor:
+    """Return a thread for steps that are scheduled ahead, with as many helpers as this one has."""
+    return ThreadPoolExecutor(
+        1, "model", initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),)
+    )
 
 
 def _plan(

@@ -99,6 +99,15 @@ def attention_block_size(config: ModelConfig, *, block_size: int, itemsize: int)
     return -(-needed // block_size) * block_size
 
 
+def cache_layout(config: ModelConfig, *, block_size: int, itemsize: int) -> KVLayout:
+    """Lay out the layers of a model for an engine's block size and a precision's bytes."""
+    return kv_layout(
+        config.num_layers,
+        config.windows,
+        attention_block_size=attention_block_size(config, block_size=block_size, itemsize=itemsize),
+    )
+
+
 def check_state_size(config: ModelConfig, *, num_channels: int, block_size: int) -> None:
     """Raise ConfigError when a state of `num_channels` does not fit where a block keeps keys."""
     if config.conv_kernel is None:

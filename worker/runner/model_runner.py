@@ -18,7 +18,7 @@ from engine.grammar_table import GrammarTable
 from engine.output import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from engine.runner_state import digest_of
 from worker.model.causal_lm import CausalLM
-from worker.model.kv_layout import attention_block_size, kv_layout
+from worker.model.kv_layout import cache_layout
 from worker.runner.adapters import AdapterTable
 from worker.runner.block_memory import BlockMemory
 from worker.runner.choice import TokenChooser
@@ -54,17 +54,15 @@ class ModelRunner:
         speculation: Speculation | None = None,
     ) -> None:
         config = model.config
-        layout = kv_layout(config.num_layers, config.windows)
-        tokens_per_block = attention_block_size(
-            config, block_size=block_size, itemsize=model.dtype.itemsize
-        )
+        layout = cache_layout(config, block_size=block_size, itemsize=model.dtype.itemsize)
+        tokens_per_block = layout.attention_block_size or block_size
         self._model = model
         self._block_size = block_size
         self._memory = memory or BlockMemory(
             num_layers=layout.num_rows,
             num_blocks=num_blocks,
             num_host_blocks=num_host_blocks,
-            block_shape=(tokens_per_block or block_size, config.num_kv_heads, config.head_dim),
+            block_shape=(tokens_per_block, config.num_kv_heads, config.head_dim),
             dtype=model.dtype,
         )
         self._is_out_of_memory = False
