@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from typing import Generic, TypeVar
 
 MAX_CHAINS = 8192
 
@@ -16,22 +17,25 @@ FIRST_ANCHOR = 7
 """Chains are recognised by their blocks at positions 7, 15, 31, ...: a few look-ups each."""
 
 
-class MatchHints:
+Found = TypeVar("Found")
+
+
+class MatchHints(Generic[Found]):
     """The hints of recent matches by anchor, the newest `max_chains` anchors."""
 
     def __init__(self, *, max_chains: int = MAX_CHAINS) -> None:
         self._max_chains = max_chains
-        self._found: OrderedDict[bytes, bytes] = OrderedDict()
+        self._found: OrderedDict[bytes, Found] = OrderedDict()
 
-    def of_chain(self, hashes: Sequence[bytes]) -> bytes:
-        """Return those of the longest chain known to begin alike, b"" when there is none."""
+    def of_chain(self, hashes: Sequence[bytes]) -> Found | None:
+        """Return those of the longest chain known to begin alike, None when there is none."""
         for position in reversed(list(_anchors(len(hashes)))):
             found = self._found.get(hashes[position])
             if found is not None:
                 return found
-        return b""
+        return None
 
-    def remember(self, hashes: Sequence[bytes], found: bytes) -> None:
+    def remember(self, hashes: Sequence[bytes], found: Found) -> None:
         """Keep what a match on this chain has returned."""
         for position in _anchors(len(hashes)):
             anchor = hashes[position]

@@ -31,7 +31,7 @@ from kvindex.index import (
 from kvindex.match_hints import MatchHints
 from kvindex.redis_connect import dependency_errors
 from kvindex.redis_layout import pack_layout
-from kvindex.redis_roster import Found, Roster, decode_report, no_roster, parse_target
+from kvindex.redis_roster import Found, Hints, Roster, decode_report, no_roster, parse_target
 from kvindex.redis_script import RedisScript
 
 LAYOUT_VERSION = 2
@@ -86,14 +86,14 @@ class RedisIndex:
         pool: str,
         *,
         shadow_ttl_s: float = SHADOW_TTL_S,
-        hints: MatchHints | None = None,
+        hints: MatchHints[Hints] | None = None,
     ) -> None:
         if "{" in pool or "}" in pool:
             raise ValueError(f"pool {pool!r} must not contain braces")
         self._redis = redis
         self._shadow_ttl_s = shadow_ttl_s
         self._prefix = f"pf:{{{pool}}}:{LAYOUT_VERSION}:"
-        self._hints = MatchHints() if hints is None else hints
+        self._hints: MatchHints[Hints] = MatchHints() if hints is None else hints
         self._roster = no_roster()
 
     async def register(
@@ -152,16 +152,15 @@ class RedisIndex:
         what has changed since the last match of this client.
         """
         roster = self._roster
-        answer = await self._run(
-            _MATCH, _pack(hashes), self._hints.of_chain(hashes), *roster.known()
-        )
+        told = roster.known(self._hints.of_chain(hashes))
+        answer = await self._run(_MATCH, _pack(hashes), *told)
         changed, last_report, reports, *rest = answer
         if changed:
             stamp, *columns = changed
             roster = self._roster = Roster(stamp, columns, last_report=last_report)
         roster.update(last_report, reports)
         found = Found(*rest)
-        self._hints.remember(hashes, found.hints)
+        self._hints.remember(hashes, roster.hints(found))
         return roster.matches(found, num_hashes=len(hashes))
 
     async def touch_gateway(self, gateway: str, *, lease_s: float) -> None:
@@ -240,9 +239,11 @@ class RedisIndex:
 
 def _pack(hashes: Sequence[bytes]) -> bytes:
     """Concatenate the last 8 bytes of each hash, shorter ones padded in front."""
-    if set(map(len, hashes)) == {DIGEST_BYTES}:
-        # Every fourth 64-bit word of the digests in a row: 5 times as fast as slicing each.
-        return memoryview(b"".join(hashes)).cast("Q")[3::4].tobytes()
+    joined = b"".join(hashes)
+    if len(joined) == DIGEST_BYTES * len(hashes):
+        # No hash is longer than a digest, so these are digests. Every fourth 64-bit word of them in
+        # a row: 5 times as fast as slicing each.
+        return memoryview(joined).cast("Q")[3::4].tobytes()
     return b"".join([block_hash[-HASH_BYTES:].rjust(HASH_BYTES, b"\0") for block_hash in hashes])
 
 

@@ -19,12 +19,20 @@ from kvindex.redis_layout import hit_blocks
 _report_decoder = msgspec.msgpack.Decoder(LoadReport)
 _LOAD = struct.Struct(">QQQ")
 _NO_LOAD = (0, 0, 0)
+_NO_HINT = (2**32 - 1,)
+
+
+class Hints(NamedTuple):
+    """How many blocks of a chain were held at each place, four bytes each."""
+
+    places: tuple[bytes, ...]
+    matched: bytes
 
 
 class Found(NamedTuple):
     """What lua/match.lua returns behind the roster; its header says what each is."""
 
-    hints: bytes
+    matched: bytes
     loads: Sequence[Sequence[bytes]]
     pending: Sequence[tuple[int, int]]
     on_gpu: bytes
@@ -39,7 +47,7 @@ class Roster:
 
     def __init__(self, stamp: bytes, columns: Sequence[Sequence[Any]], *, last_report: int) -> None:
         """Take over the columns that lua/match.lua returns."""
-        names, epochs, slots, layouts, reports = columns
+        names, epochs, places, layouts, reports = columns
         self._last_report = last_report
         self._row_of = {name: row for row, name in enumerate(names)}
         self._targets = [parse_target(name) for name in names]
@@ -47,17 +55,31 @@ class Roster:
         self._layouts: list[bytes | None] = list(layouts)
         self._reports = [decode_report(report) for report in reports]
         self._order = sorted(range(len(names)), key=self._targets.__getitem__)
-        self._known = (
-            stamp,
-            struct.pack(f">{len(names)}H", *map(int, slots)),
+        self._places: tuple[bytes, ...] = tuple(places)
+        self._stamp = stamp
+        self._rows = (
+            len(names),
+            b"".join(places),
             _layout_heads(layouts),
             b"".join([len(name).to_bytes(2, "big") + name for name in names]),
         )
 
-    def known(self) -> tuple[bytes | int, ...]:
+    def known(self, hints: Hints | None) -> tuple[bytes | int, ...]:
         """Return what a match is told of what is known here."""
-        stamp, slots, layouts, names = self._known
-        return stamp, self._last_report, slots, layouts, names
+        told = b"" if hints is None else self._by_row(hints)
+        return self._stamp, self._last_report, *self._rows, told
+
+    def hints(self, found: Found) -> Hints:
+        """Return what an answer leaves to be known for the next chain that begins alike."""
+        return Hints(self._places, found.matched)
+
+    def _by_row(self, hints: Hints) -> bytes:
+        """Return what hints say of each row; they may be of a roster before this one."""
+        if hints.places is self._places:
+            return hints.matched
+        matched = dict(zip(hints.places, struct.iter_unpack(">I", hints.matched), strict=True))
+        by_row = [matched.get(place, _NO_HINT)[0] for place in self._places]
+        return struct.pack(f">{len(by_row)}I", *by_row)
 
     def update(self, last_report: int, reports: Sequence[bytes]) -> None:
         """Take in what was reported since; an answer that another one has overtaken is too old."""
@@ -72,8 +94,9 @@ class Roster:
     def matches(self, found: Found, *, num_hashes: int) -> list[TargetMatch]:
         """Put the rows of an answer together, in the order of their targets."""
         num_rows = len(self._targets)
-        matched = list(struct.unpack(">" + num_rows * "HI", found.hints)[1::2])
-        on_gpu = list(struct.unpack(f">{num_rows}I", found.on_gpu)) if found.on_gpu else matched
+        lengths = struct.Struct(f">{num_rows}I")
+        matched = list(lengths.unpack(found.matched))
+        on_gpu = list(lengths.unpack(found.on_gpu)) if found.on_gpu else matched
         for place, presence in found.presences:
             layout = self._layouts[place - 1]
             assert layout is not None, "presence is told of rows with a layout only"

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvindex.hashing import (
     Adapter,
     Algorithm,
+    BlockHash,
     HashScheme,
+    canonical_cbor,
     hash_block,
     hash_tokens,
     root_hash,
@@ -97,6 +103,30 @@ def test_long_integers_have_their_shortest_form() -> None:
     parent = root_hash(HashScheme())
     digest = hash_block("sha256_cbor", parent, (1, 2, 3, 300, 70000), (("cache_salt", "t"),))
     assert digest.hex() == "335ac146dec7d44f32df7ed6d6de80ace3fef26e3dfe6bb2033450a144934756"
+
+
+EDGES = (0, 23, 24, 255, 256, 65_535, 65_536, 2**18 - 1, 2**18, 2**32 - 1, 2**32, 2**63)
+token_ids = st.one_of(st.sampled_from(EDGES), st.integers(0, 400), st.integers(0, 2**34))
+
+
+@given(tokens=st.lists(token_ids, max_size=40), size=st.sampled_from([1, 2, 16]))
+def test_a_block_is_the_digest_of_its_canonical_cbor(tokens: list[int], size: int) -> None:
+    scheme = HashScheme(block_size=size)
+    parent, expected = root_hash(scheme), []
+    for first in range(0, len(tokens) - size + 1, size):
+        block = canonical_cbor((parent, tokens[first : first + size], None))
+        parent = BlockHash(hashlib.sha256(block).digest())
+        expected.append(parent)
+    assert hash_tokens(tokens, scheme) == expected
+
+
+@pytest.mark.parametrize("negative", [-1, -2, -100, -50_000, -(2**40)])
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_negative_token_is_refused_whatever_was_hashed_before(negative: int, size: int) -> None:
+    scheme = HashScheme(block_size=size)
+    hash_tokens(range(50_000), scheme)
+    with pytest.raises(ValueError, match=f"token id {negative} is negative"):
+        hash_tokens([1, 2, negative, 4], scheme)
 
 
 def test_short_form_is_the_last_eight_bytes() -> None:

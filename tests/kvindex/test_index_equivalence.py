@@ -13,16 +13,20 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from kvindex.config import RedisConfig
 from kvindex.foundation.clock import VirtualClock
 from kvindex.index import IndexOp, LoadReport, Reservation, SequencedOps, Target, Tier
 from kvindex.match_hints import MatchHints
 from kvindex.memory_index import MemoryIndex
 from kvindex.redis_connect import connect
 from kvindex.redis_index import RedisIndex
+from kvindex.redis_roster import Hints
 from tests.contracts.index_subject import BOOT_NS, CLEARED, chain
 from tests.redis_server import RedisServer
 
 CHAINS = [chain(12, "x"), chain(12, "y")]
+# A crowded machine may keep a call waiting; what is compared is the answers.
+PATIENT = RedisConfig(call_timeout_s=30.0)
 BLOCKS = [block_hash for hashes in CHAINS for block_hash in hashes]
 
 targets = st.sampled_from([Target("a"), Target("a", 1), Target("b")])
@@ -56,11 +60,11 @@ class Equivalence(RuleBasedStateMachine):
         self.memory = MemoryIndex(VirtualClock(1000.0))
         # Inventories here have gaps, as no engine's have: what a match finds then depends on where
         # it looks, so both have to look at the same places.
-        unhinted = MatchHints(max_chains=0)
+        unhinted: MatchHints[Hints] = MatchHints(max_chains=0)
         pool = uuid.uuid4().hex[:16]
-        self.redis = RedisIndex(connect(self.url), pool, hints=unhinted)
+        self.redis = RedisIndex(connect(self.url, PATIENT), pool, hints=unhinted)
         # Another client, which looks now and then and has to be told what it missed.
-        self.late = RedisIndex(connect(self.url), pool, hints=unhinted)
+        self.late = RedisIndex(connect(self.url, PATIENT), pool, hints=unhinted)
         self.epochs: dict[Target, int] = {}
 
     def teardown(self) -> None:
