@@ -34,7 +34,7 @@ from kvindex.redis_layout import pack_layout
 from kvindex.redis_roster import Found, Hints, Roster, decode_report, no_roster, parse_target
 from kvindex.redis_script import RedisScript
 
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 """Part of every key: releases that lay out their keys differently do not see each other's."""
 
 HASH_BYTES = 8

@@ -1,8 +1,9 @@
 -- Put in front of every script of the index: key names, time, fence.
 --
--- All keys of a pool begin with KEYS[1] = "pf:{<pool>}:2:" (not a key itself, but in the pool's
--- slot; 2 is the version of what is described here; the keys of a pool share one hash tag, so a script may compute them). <target> is
--- "<replica>/<dp_rank>"; <id> is "<request_id>#<attempt>". Milliseconds are the server's own clock.
+-- All keys of a pool begin with KEYS[1] = "pf:{<pool>}:3:" (not a key itself, but in the pool's
+-- slot; 3 is the version of what is described here; the keys of a pool share one hash tag, so a script
+-- may compute them). <target> is "<replica>/<dp_rank>"; <id> is "<request_id>#<attempt>".
+-- Milliseconds are the server's own clock.
 --
 --   leases                        ZSET    target -> instant (ms) at which its lease lapses
 --   epoch:<target>                STRING  last epoch granted, decimal; outlives the target by a day
@@ -27,7 +28,8 @@
 --                                         last of its pending blocks has had its time
 --   reservations:<target>         ZSET    id -> instant (ms) of its removal, inf while counted
 --   reservation:<target>:<id>     HASH    gateway, tokens, blocks, counted, pending_until, pending
---   pending:<target>              ZSET    <last 8 bytes of a hash><id> -> 0, searched by bytes
+--   pending:<target>              HASH    last 8 bytes of a hash -> the ids of which that block is
+--                                         pending there, each behind a byte of 255
 --
 -- Epochs are nanoseconds: 19 digits, more than a Lua number holds. They stay strings here.
 -- Sequence numbers stay below 2^53: at a thousand steps a second that takes 285,000 years.

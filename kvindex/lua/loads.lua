@@ -6,26 +6,18 @@ for _, gateway in ipairs(call('ZRANGEBYSCORE', key('gateways'), '(' .. integer(n
   live_gateways[gateway] = true
 end
 
-local function is_pending(target, id)
-  local fields = call('HMGET', key('reservation', target, id), 'gateway', 'pending_until')
-  return fields[1] and live_gateways[fields[1]] and tonumber(fields[2]) > now
-end
-
+-- True when a block is pending at a target: of those who said so, some gateway lives, and the time of
+-- its reservation is not over.
 local function pending_at(target, position)
   local hash = string.sub(chain, position * HASH_BYTES + 1, (position + 1) * HASH_BYTES)
-  -- No id begins with the byte 255, which is none of UTF-8's.
-  local first, last, page = '[' .. hash, '(' .. hash .. '\255', 16
-  for offset = 0, math.huge, page do
-    local found = call('ZRANGEBYLEX', key('pending', target), first, last, 'LIMIT', offset, page)
-    for _, member in ipairs(found) do
-      if is_pending(target, string.sub(member, HASH_BYTES + 1)) then
-        return true
-      end
-    end
-    if #found < page then
-      return false
+  local ids = call('HGET', key('pending', target), hash)
+  for id in string.gmatch(ids or '', '[^\255]+') do
+    local fields = call('HMGET', key('reservation', target, id), 'gateway', 'pending_until')
+    if fields[1] and live_gateways[fields[1]] and tonumber(fields[2]) > now then
+      return true
     end
   end
+  return false
 end
 
 -- The number of positions from `first` on that are pending, by halving.

@@ -1,6 +1,8 @@
 -- Put in front of the scripts that change reservations. Keys: see keyspace.lua.
 
 local LOAD = '>I8I8I8'
+-- Stands before each id of a list; no UTF-8 has it.
+local BEFORE_ID = '\255'
 
 local function reservation_key(target, id)
   return key('reservation', target, id)
@@ -19,6 +21,44 @@ local function load_change(gateway, target, tokens, blocks, requests)
   else
     redis.call('HDEL', load, target)
   end
+end
+
+-- Call `change` with the list of ids of which each block is pending at a target; what it returns is
+-- the list from now on.
+local function pending_change(target, hashes, change)
+  local pending = key('pending', target)
+  each_chunk(hashes, function(members)
+    local kept, gone = {}, {}
+    for position, ids in ipairs(redis.call('HMGET', pending, unpack(members))) do
+      ids = change(ids or '')
+      if ids ~= '' then
+        kept[#kept + 1] = members[position]
+        kept[#kept + 1] = ids
+      else
+        gone[#gone + 1] = members[position]
+      end
+    end
+    if #kept > 0 then
+      redis.call('HSET', pending, unpack(kept))
+    end
+    if #gone > 0 then
+      redis.call('HDEL', pending, unpack(gone))
+    end
+  end)
+end
+
+local function pending_add(target, id, hashes)
+  pending_change(target, hashes, function(ids)
+    return ids .. BEFORE_ID .. id
+  end)
+end
+
+local function pending_remove(target, id, hashes)
+  local listed = BEFORE_ID .. id .. BEFORE_ID
+  pending_change(target, hashes, function(ids)
+    local first, last = string.find(ids .. BEFORE_ID, listed, 1, true)
+    return first and string.sub(ids, 1, first - 1) .. string.sub(ids, last) or ids
+  end)
 end
 
 -- Take a reservation's tokens out of the sums; what is not counted any more stays out.
@@ -44,13 +84,7 @@ end
 local function forget(target, id)
   local reservation = reservation_key(target, id)
   uncount(target, reservation)
-  local hashes = redis.call('HGET', reservation, 'pending') or ''
-  each_chunk(hashes, function(members)
-    for position, hash in ipairs(members) do
-      members[position] = hash .. id
-    end
-    redis.call('ZREM', key('pending', target), unpack(members))
-  end)
+  pending_remove(target, id, redis.call('HGET', reservation, 'pending') or '')
   redis.call('UNLINK', reservation)
   redis.call('ZREM', key('reservations', target), id)
   if redis.call('EXISTS', key('reservations', target)) == 0 then

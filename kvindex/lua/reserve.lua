@@ -1,7 +1,7 @@
 -- Count work that a gateway sends to a target, once per id.
 -- ARGV: target, id, gateway, tokens, blocks, pending_ttl_ms, concatenated 8-byte pending hashes.
--- Returns 1. Writes load:, reservation:, reservations:, reserving, pending:. Nothing is counted for a target
--- or a gateway without a live lease: nobody would take it back.
+-- Returns 1. Writes load:, reservation:, reservations:, reserving, pending:. Nothing is counted for a
+-- target or a gateway without a live lease: nobody would take it back.
 
 local target, id, gateway, tokens, blocks, ttl_ms, hashes =
   ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], tonumber(ARGV[6]), ARGV[7]
@@ -21,12 +21,5 @@ if hashes ~= '' then
 end
 redis.call('HSET', key('reserving'), target, integer(pending_until))
 load_change(gateway, target, tonumber(tokens), tonumber(blocks), 1)
-each_chunk(hashes, function(members)
-  local scored = {}
-  for _, hash in ipairs(members) do
-    scored[#scored + 1] = 0
-    scored[#scored + 1] = hash .. id
-  end
-  redis.call('ZADD', key('pending', target), unpack(scored))
-end)
+pending_add(target, id, hashes)
 return 1

@@ -114,7 +114,7 @@ async def test_after_all_removals_nothing_is_left(private_redis: RedisServer) ->
     assert peak > memory + 400_000
     (state,) = await index.states()
     assert state.num_blocks == {"gpu": 0, "host": 0}
-    assert set(await redis.keys()) - keys == {b"pf:{pool}:2:next_seqs"}
+    assert set(await redis.keys()) - keys == {b"pf:{pool}:3:next_seqs"}
 
     async def is_back() -> bool:
         # A tenth of the peak: buffers of the server's own go on growing a little for a while.
@@ -123,11 +123,11 @@ async def test_after_all_removals_nothing_is_left(private_redis: RedisServer) ->
     await until(is_back)
     await index.deregister(A, epoch)
     assert sorted(await redis.keys()) == [
-        *(b"pf:{pool}:2:epoch:a/0", b"pf:{pool}:2:epoch:b/0", b"pf:{pool}:2:free"),
-        *(b"pf:{pool}:2:gateways", b"pf:{pool}:2:last_slot", b"pf:{pool}:2:parts"),
-        *(b"pf:{pool}:2:roster", b"pf:{pool}:2:table:0:gpu", b"pf:{pool}:2:table:0:host"),
+        *(b"pf:{pool}:3:epoch:a/0", b"pf:{pool}:3:epoch:b/0", b"pf:{pool}:3:free"),
+        *(b"pf:{pool}:3:gateways", b"pf:{pool}:3:last_slot", b"pf:{pool}:3:parts"),
+        *(b"pf:{pool}:3:roster", b"pf:{pool}:3:table:0:gpu", b"pf:{pool}:3:table:0:host"),
     ]
-    assert 86_000 < await redis.ttl("pf:{pool}:2:epoch:a/0") <= 86_400
+    assert 86_000 < await redis.ttl("pf:{pool}:3:epoch:a/0") <= 86_400
     await index.close()
 
 
@@ -145,7 +145,7 @@ async def test_a_replica_that_died_is_reclaimed_by_the_others(private_redis: Red
         return await _num_held(redis) == 0
 
     await until(is_gone)
-    assert [key for key in await redis.keys() if b"a/0" in key] == [b"pf:{pool}:2:epoch:a/0"]
+    assert [key for key in await redis.keys() if b"a/0" in key] == [b"pf:{pool}:3:epoch:a/0"]
     await index.close()
 
 
@@ -157,7 +157,7 @@ async def test_an_abandoned_snapshot_is_reclaimed(private_redis: RedisServer) ->
     loading = asyncio.create_task(index.load_snapshot(A, epoch, seq=0, ops=[stored(chain(60_000))]))
 
     async def has_begun() -> bool:
-        return bool(await redis.exists("pf:{pool}:2:table:0:gpu"))
+        return bool(await redis.exists("pf:{pool}:3:table:0:gpu"))
 
     await until(has_begun)
     loading.cancel()

@@ -51,7 +51,7 @@ async def store(index: RedisIndex, epoch: int, hashes: Sequence[bytes], *, per_b
 
 async def swept(index: RedisIndex, target: Target, epoch: int, *, pool: str = "pool") -> None:
     """Renew until everything that was dropped is swept out."""
-    while await index._redis.exists(f"pf:{{{pool}}}:2:dropped", f"pf:{{{pool}}}:2:sweeping"):
+    while await index._redis.exists(f"pf:{{{pool}}}:3:dropped", f"pf:{{{pool}}}:3:sweeping"):
         assert await index.renew(target, epoch, lease_s=60, report=LoadReport())
 
 
@@ -100,7 +100,7 @@ async def test_a_snapshot_replaces_the_one_before_without_a_trace(redis: Redis) 
         assert await index.load_snapshot(A, epoch, seq=0, ops=[stored(digests(3000, seed=seed))])
         await swept(index, A, epoch)
     assert sum([await redis.scard(key) for key in await buckets(redis)]) == 3000
-    assert await redis.get("pf:{pool}:2:last_slot") == b"2"
+    assert await redis.get("pf:{pool}:3:last_slot") == b"2"
     assert (await index.match(digests(3000, seed=3)))[0].matched_blocks == 3000
     await index.close()
 
@@ -124,11 +124,11 @@ async def test_a_sweep_meets_the_buckets_that_are_split_meanwhile(redis: Redis) 
     old = await index.register(A, boot_ns=BOOT_NS, lease_s=60)
     await store(index, old, digests(4000), per_batch=4000)
     epoch = await index.register(A, boot_ns=BOOT_NS, lease_s=60)
-    assert await redis.exists("pf:{pool}:2:sweeping")
+    assert await redis.exists("pf:{pool}:3:sweeping")
     await store(index, epoch, digests(9000, seed=1), per_batch=500)
     await swept(index, A, epoch)
     assert sum([await redis.scard(key) for key in await buckets(redis)]) == 9000
-    assert await redis.hget("pf:{pool}:2:table:0:gpu", "members") == b"9000"
+    assert await redis.hget("pf:{pool}:3:table:0:gpu", "members") == b"9000"
     assert (await index.match(digests(9000, seed=1)))[0].matched_blocks == 9000
     await index.close()
 
@@ -140,7 +140,7 @@ async def test_slots_at_all_borders_have_members_of_their_own(shared_redis: Redi
     slots = [1, 2, 920, 921, 922, 923, 1841, 1842]
     hashes = chain(len(slots))
     for slot, block_hash in zip(slots, hashes, strict=True):
-        await redis.set("pf:{slots}:2:last_slot", slot - 1)
+        await redis.set("pf:{slots}:3:last_slot", slot - 1)
         target = Target(f"r{slot}")
         epoch = await index.register(target, boot_ns=1, lease_s=600)
         await index.apply(target, epoch, [SequencedOps(0, (stored([block_hash]),))])

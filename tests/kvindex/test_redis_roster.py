@@ -119,9 +119,9 @@ async def test_a_server_that_lost_the_last_renewals_is_read_anew(pool: Pool) -> 
         await pool.writer.renew(A, epoch, lease_s=60, report=report)
     await pool.reader.match(X)
     redis = pool.writer._redis
-    await redis.hset("pf:{pool}:2:roster", "reports", 2)
-    await redis.zadd("pf:{pool}:2:reported", {"a/0": 2})
-    await redis.hset("pf:{pool}:2:reports", "a/0", msgspec.msgpack.encode(LoadReport()))
+    await redis.hset("pf:{pool}:3:roster", "reports", 2)
+    await redis.zadd("pf:{pool}:3:reported", {"a/0": 2})
+    await redis.hset("pf:{pool}:3:reports", "a/0", msgspec.msgpack.encode(LoadReport()))
     assert [match.report.num_running for match in await pool.reader.match(X)] == [0]
     await pool.writer.renew(A, epoch, lease_s=60, report=LoadReport(num_running=9))
     assert [match.report.num_running for match in await pool.reader.match(X)] == [9]
