@@ -8,13 +8,10 @@ and never looks at whether they are free except to prefer one in use.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from operator import attrgetter
 
 from engine.block import Block
 from engine.event_log import EventLog
 from kvindex.hashing import BlockHash
-
-_block_hash, _inner_hashes = attrgetter("block_hash"), attrgetter("inner_hashes")
 
 
 class BlockMap:
@@ -127,9 +124,6 @@ class BlockMap:
 
     def forget(self, blocks: Sequence[Block]) -> None:
         """Drop every hash of blocks, one block after the other, the deepest of each first."""
-        if len(self._first) == 1 and not self.has_copies and not any(map(_inner_hashes, blocks)):
-            self._forget_run(blocks)
-            return
         group, gone = blocks[0].group, list[BlockHash]()
         first, further = self._first[group], self._further[group]
         for block in blocks:
@@ -139,13 +133,16 @@ class BlockMap:
                 first, further = self._first[group], self._further[group]
             block_hash = block.block_hash
             assert block_hash is not None, f"{block} holds nothing to forget"
-            if block.inner_hashes is None and block_hash not in further:
-                known = first.pop(block_hash)
-                assert known is block, f"{block} is not known by what it holds"
-                gone.append(block_hash)
-            else:
+            if block.inner_hashes is not None or block_hash in further:
                 gone += self._forget_each(block)
-            block.forget_hashes()
+                block.forget_hashes()
+                continue
+            known = first.pop(block_hash)
+            assert known is block, f"{block} is not known by what it holds"
+            gone.append(block_hash)
+            # as forget_hashes does, without a call for each
+            block.block_hash = block.parent_hash = block.lora_name = None
+            block.was_hit = False
         self._announce_loss(gone, group)
 
     def clear(self) -> None:
@@ -153,16 +150,6 @@ class BlockMap:
         for first, further in zip(self._first, self._further, strict=True):
             first.clear()
             further.clear()
-
-    def _forget_run(self, blocks: Sequence[Block]) -> None:
-        """Drop the hashes of blocks which have one each, and which no other block has."""
-        gone = list(map(_block_hash, blocks))
-        known = list(map(self._first[0].pop, gone))
-        assert known == list(blocks), f"{blocks} are not known by what they hold"
-        for block in blocks:  # as forget_hashes does, without a call for each
-            block.block_hash = block.parent_hash = block.lora_name = None
-            block.was_hit = False
-        self._announce_loss(gone, 0)
 
     def _forget_each(self, block: Block) -> list[BlockHash]:
         """Drop every hash of a block, deepest first; return those that no other block holds."""

@@ -9,8 +9,6 @@ requests nor what a cache group reads; it is not thread-safe.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import filterfalse
-from operator import attrgetter
 
 from engine.block import Block
 from engine.block_map import BlockMap, preferred
@@ -25,8 +23,6 @@ from kvindex.events import MEDIUM_OF_TIER, KVEvent
 from kvindex.hashing import BlockHash
 
 NULL_BLOCK_ID = 0
-
-_ref_cnt, _tenant, _block_hash = map(attrgetter, ("ref_cnt", "tenant", "block_hash"))
 
 
 class BlockPool:
@@ -59,9 +55,6 @@ class BlockPool:
         self.blocks[NULL_BLOCK_ID].ref_cnt = 1
         self.evictions = Evictions()
         self.residency = Residency()
-        self._is_watched = frozenset(
-            block for block in self.blocks if not block.block_id & UNWATCHED_BITS
-        ).__contains__
         self._log = EventLog(block_size=block_size)
         self.map = BlockMap(self._log, medium=MEDIUM_OF_TIER["gpu"], num_groups=num_groups)
         self.host: HostTier | None = None
@@ -136,7 +129,7 @@ class BlockPool:
         """Hand out `count` blocks, evicting what they held; the caller has checked `num_free`."""
         assert count <= self.num_free, f"{count} blocks asked, {self.num_free} free"
         taken = self.free_queue.take(count, tenant)
-        self._evict(list(filter(_block_hash, taken)))
+        self._evict([block for block in taken if block.block_hash is not None])
         for block in taken:
             block.ref_cnt = 1
             block.generation += 1
@@ -151,7 +144,7 @@ class BlockPool:
         """
         idle = [block for block in blocks if not block.ref_cnt]
         self.free_queue.remove_all(idle)
-        for block in filter(self._is_watched, idle):
+        for block in [block for block in idle if not block.block_id & UNWATCHED_BITS]:
             self.residency.reused(block.block_id)
         for block in blocks:
             if block.block_id != NULL_BLOCK_ID:
@@ -185,16 +178,15 @@ class BlockPool:
                 assert num_left > 0, f"{block} is freed twice"
                 continue
             block.generation += 1
-            idle.append(block)
+            if not block.block_id & UNWATCHED_BITS:
+                self.residency.rested(block.block_id)
             if may_have_copies:
                 self._enqueue(block)
-        for block in filter(self._is_watched, idle):
-            self.residency.rested(block.block_id)
-        if may_have_copies:
-            return
-        for block in filterfalse(_block_hash, idle):
-            self.free_queue.prepend(block)
-        self.free_queue.extend(list(filter(_block_hash, idle)))
+            elif block.block_hash is None:
+                self.free_queue.prepend(block)
+            else:
+                idle.append(block)
+        self.free_queue.extend(idle)
 
     def commit(
         self,
@@ -224,7 +216,8 @@ class BlockPool:
         the unit before the first; None means that there is none. `lora_name`: the adapter that
         computed them.
         """
-        assert all(map(_ref_cnt, blocks)), f"one of {blocks} is committed but nobody holds it"
+        in_use = all([block.ref_cnt for block in blocks])
+        assert in_use, f"one of {blocks} is committed but nobody holds it"
         if self.tenants is None:
             self.map.add(blocks, hashes, parent_hash, lora_name=lora_name)
         else:
@@ -232,8 +225,18 @@ class BlockPool:
                 self.tenants.own(block, self._owner_of_chain(block, block_hash, parent_hash))
                 self.map.add((block,), (block_hash,), parent_hash, lora_name=lora_name)
                 parent_hash = block_hash
-        for block in filter(self._is_watched, blocks):
+        for block in [block for block in blocks if not block.block_id & UNWATCHED_BITS]:
             self.residency.committed(block.block_id)
+
+    def discard(self, block: Block) -> None:
+        """Forget what a cached block holds, because nobody will want it; a free one goes first."""
+        is_free = block.ref_cnt == 0
+        if is_free:
+            self.free_queue.remove(block)
+        self.map.forget((block,))
+        self.residency.discarded(block.block_id)
+        if is_free:
+            self.free_queue.prepend(block)
 
     def copy(self, source: Block, destination: Block) -> None:
         """Have the executor copy a block of either tier to a block in use of the pool."""
@@ -320,8 +323,8 @@ class BlockPool:
         """
         if not blocks:
             return
-        self.evictions.count(map(_tenant, blocks))
-        for block in filter(self._is_watched, blocks):
+        self.evictions.count([block.tenant for block in blocks])
+        for block in [block for block in blocks if not block.block_id & UNWATCHED_BITS]:
             self.residency.evicted(block.block_id)
         if self.host is None:
             self.map.forget(blocks)
@@ -353,10 +356,8 @@ class BlockPool:
             if block.block_id < first_id and not is_orphan:
                 continue
             found.append(block)
-            if (
-                block.group in closed_groups
-                and len(self.map.copies(block.block_hash, block.group)) == 1
-            ):
+            is_last = len(self.map.copies(block.block_hash, block.group)) == 1
+            if is_last and block.group in closed_groups:
                 lost.add((block.group, block.block_hash))
         return found[::-1]
 

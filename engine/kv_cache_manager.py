@@ -8,15 +8,16 @@ no queues and no budgets (scheduler.py); what differs between cache groups is in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from engine.block import Block
 from engine.block_contents import BlockContents
 from engine.block_pool import BlockPool
-from engine.kv_groups.block_table import GroupTable, RequestTable
+from engine.kv_groups.block_table import GroupTable, Progress, RequestTable
 from engine.kv_groups.coordinator import HitCoordinator, PrefixHit
 from engine.kv_groups.group import InFlight, KVGroup, resolve_groups
+from engine.kv_groups.live_prefixes import LivePrefixes
 from engine.kv_groups.spec import ONE_FULL_ATTENTION_GROUP, KVGroupSpec
+from engine.kv_groups.states import note_states, take_replaced
 from engine.pending_run import PendingRun
 from engine.request import Request
 from engine.restore_cost import RestoreCost
@@ -25,15 +26,6 @@ from kvindex.hashing import BlockHash
 from kvindex.hit_rule import CacheLayout, GroupRule
 
 _NOTHING_NEW: list[list[int]] = []
-
-
-@dataclass(slots=True, frozen=True)
-class Progress:
-    """How far a request is when a step has returned, and what it has hashed on the way."""
-
-    table: RequestTable
-    num_computed_tokens: int
-    hashes: Sequence[BlockHash]
 
 
 class KVCacheManager:
@@ -65,6 +57,8 @@ class KVCacheManager:
         self._cacheable = [group for group in self.groups if group.rule is not None]
         self._recycling = [group for group in self.groups if group.recycles]
         self._keeping = [group for group in self.groups if not group.recycles]
+        self._states = [group for group in self.groups if group.is_state]
+        self.prefixes = LivePrefixes(is_kept=bool(self._states))
         self._growing = [group for group in self.groups if group.grows]
         self._commits: dict[int, list[PendingRun]] = {}
         self._progress: dict[int, list[Progress]] = {}
@@ -168,7 +162,7 @@ class KVCacheManager:
         for group in self._recycling:
             tables[group.index].num_skipped = group.num_skipped_blocks(num_tokens)
         self._adopt(hit, tables, tenant=request.source.tenant)
-        table = RequestTable(tables, num_tokens, num_tokens // unit, hit.num_shared)
+        table = RequestTable(tables, num_tokens, num_tokens // unit, {hit.num_shared})
         self.tables[request.request_id] = table
         if reserve_tokens is not None:
             table.has_reserve = True
@@ -195,8 +189,10 @@ class KVCacheManager:
             return _NOTHING_NEW
         if self._recycling:
             self._recycle(table)
+        if self._states:
+            table.partings |= self.prefixes.partings(request, table.num_hashed, num_tokens)
         wanted = [
-            group.new_indices(len(held.blocks), num_tokens, num_shared=table.num_shared)
+            group.new_indices(len(held.blocks), num_tokens, partings=table.partings)
             for group, held in zip(self.groups, table.groups, strict=True)
         ]
         num_wanted = sum(map(len, wanted))
@@ -243,6 +239,8 @@ class KVCacheManager:
             run = self._completed(group, table.groups[group.index], request, num_hashed, step)
             if run.blocks:
                 commits.append(run)
+            if group.is_state:
+                note_states(table, group, request, run)
         table.num_hashed = num_hashed
 
     def commit_step(self, step: int) -> None:
@@ -261,6 +259,10 @@ class KVCacheManager:
                     self._writers.pop(block_hash, None)
         for progress in self._progress.pop(step, ()):
             progress.table.num_processed = progress.num_computed_tokens
+            for group in self._states:
+                states = progress.table.groups[group.index].states
+                for block in take_replaced(states, progress.num_computed_tokens):
+                    self.pool.discard(block)
             self._release_claims(progress.table, progress.hashes)
 
     def resize(self, num_blocks: int) -> None:

@@ -95,6 +95,10 @@ class Residency:
             self.ages.lifetime.observe(self.now - watched.born_at)
             self.ages.idle.observe(self.now - watched.rested_at)
 
+    def discarded(self, block_id: int) -> None:
+        """Note that the contents are gone, not for want of room; of any block."""
+        self._watched.pop(block_id, None)
+
     def clear(self) -> None:
         """Forget all blocks: they were not evicted for want of room."""
         self._watched.clear()

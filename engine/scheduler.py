@@ -99,6 +99,7 @@ class Scheduler:
         request.account = self.counters.account(request.source.tenant)
         request.limit_to(self.max_model_len)
         self.requests[request.request_id] = request
+        self.kv_cache.prefixes.add(request)
         self.waiting.add(request)
 
     def extend_prompt(self, request: Request, token_ids: list[int], *, is_last: bool) -> None:
@@ -486,4 +487,5 @@ class Scheduler:
             self.num_preempted -= request.status is RequestStatus.PREEMPTED
             self.waiting.remove(request)
         request.status = RequestStatus.FINISHED
+        self.kv_cache.prefixes.remove(request)
         del self.requests[request.request_id]

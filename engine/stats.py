@@ -13,7 +13,6 @@ from engine.spec_decode.acceptance import Acceptance
 
 _SMOOTHING = 0.2
 _MIN_PREFILL_TOKENS = 32
-_FIRST_STEP_TOKENS = 128
 _MAX_TENANTS = 1000
 
 
@@ -100,12 +99,11 @@ class StepRates:
     def tokens_within(self, step_s: float) -> int | None:
         """Return how many tokens a step of `step_s` seconds may compute, None for any number.
 
-        Never fewer than 32, so that prefill always advances; 128 while nothing was measured.
+        Never fewer than 32, so that prefill always advances; no more while nothing was measured:
+        on a slow machine a longer step would look like a core that hangs.
         """
         if step_s <= 0:
             return None
-        if self.prefill_tokens_per_s == 0:
-            return _FIRST_STEP_TOKENS
         return max(_MIN_PREFILL_TOKENS, int(self.prefill_tokens_per_s * step_s))
 
 

@@ -236,7 +236,7 @@ class Gateway:
             cache_dir=Path(spec.cache_dir) if spec.cache_dir else None,
         )
         self.turns = Turns(self.planner, clock=self.clock)
-        placer = Placer(
+        self.placer = Placer(
             view=self.view,
             index=self.index,
             planner=self.planner,
@@ -252,7 +252,7 @@ class Gateway:
         )
         self.dispatcher = Dispatcher(
             config=config,
-            placer=placer,
+            placer=self.placer,
             runner=runner,
             budget=self._budget,
             clock=self.clock,
@@ -261,7 +261,6 @@ class Gateway:
 
     async def start(self) -> None:
         """Look at the fleet once, then keep looking; a store that is down does not stop it."""
-        await self.client.start()
         await asyncio.gather(self.view.refresh(), self.view.refresh_static(), self.tenancy.start())
         await self.reload.at_start()
         for poll in (
@@ -287,7 +286,7 @@ class Gateway:
         await self.background.drain(timeout_s=_RELEASE_TIMEOUT_S)
         await self.decisions.close()
         await self.tenancy.close()
-        await self.client.close()
+        self.client.close()
         if self.index is not None:
             await self.index.close()
         if self._stores is not None:

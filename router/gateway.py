@@ -17,10 +17,12 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 
 from aiohttp import web
+from redis.asyncio import Redis
 
 from kvindex.config import EMBEDDED
 from kvindex.foundation.clock import SystemClock
@@ -104,13 +106,15 @@ async def serve(spec: GatewaySpec, seat: Seat | None = None) -> None:
     config = spec.router
     raise_file_limit(_FILES_PER_REQUEST * config.max_in_flight)
     id = _gateway_id()
+    # One client for each server: what is told to it in one turn of the event loop goes together.
+    client_of = cache(partial(connect, config=spec.redis))
     gateway = Gateway(
         spec,
         id=id,
         clock=SystemClock(),
-        stores=_stores(spec),
-        tenancy_stores=await _tenancy_stores(spec, id),
-        shared_decisions=_shared_decisions(spec),
+        stores=_stores(spec, client_of),
+        tenancy_stores=await _tenancy_stores(spec, id, client_of),
+        shared_decisions=_shared_decisions(spec, client_of),
         seat=seat,
     )
     client_runner, admin_runner = (
@@ -160,13 +164,13 @@ async def serve(spec: GatewaySpec, seat: Seat | None = None) -> None:
         await gateway.close()
 
 
-def _stores(spec: GatewaySpec) -> Stores | None:
+def _stores(spec: GatewaySpec, client_of: Callable[[str], Redis]) -> Stores | None:
     if spec.index_url is None:
         has_events = any(replica.events for replica in spec.router.replicas)
         return _private_stores() if has_events else None
-    url, options = spec.index_url, spec.redis
-    registry = RedisRegistry(connect(url, options), spec.fleet_secret.encode())
-    return Stores(registry, lambda pool: RedisIndex(connect(url, options), pool))
+    redis = client_of(spec.index_url)
+    registry = RedisRegistry(redis, spec.fleet_secret.encode())
+    return Stores(registry, lambda pool: RedisIndex(redis, pool))
 
 
 def _private_stores() -> Stores:
@@ -178,22 +182,26 @@ def _private_stores() -> Stores:
     )
 
 
-async def _tenancy_stores(spec: GatewaySpec, id: str) -> TenancyStores | None:
+async def _tenancy_stores(
+    spec: GatewaySpec, id: str, client_of: Callable[[str], Redis]
+) -> TenancyStores | None:
     """Return what must persist, in Redis, which is checked; None without one."""
     url = spec.redis.resolved_state_url
     if url == EMBEDDED:
         return None
-    redis = connect(url, spec.redis)
+    redis = client_of(url)
     await check_state_server(redis)
     return redis_stores(redis, gateway=id, clock=SystemClock())
 
 
-def _shared_decisions(spec: GatewaySpec) -> SharedDecisions | None:
+def _shared_decisions(
+    spec: GatewaySpec, client_of: Callable[[str], Redis]
+) -> SharedDecisions | None:
     """Return the place where other gateways find this one's decisions; None without a Redis."""
     url = spec.index_url or spec.redis.resolved_state_url
     if url == EMBEDDED:
         return None
-    return SharedDecisions(connect(url, spec.redis), max_records=spec.router.max_decisions)
+    return SharedDecisions(client_of(url), max_records=spec.router.max_decisions)
 
 
 async def _listen(runner: web.AppRunner, host: str, port: int, tls: ssl.SSLContext | None) -> None:

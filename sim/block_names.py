@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import struct
+from bisect import bisect_left
 from collections.abc import Hashable, Iterator, Sequence
 from typing import cast
 
@@ -18,7 +19,8 @@ from kvindex.hashing import BlockHash
 class BlockNames:
     """Names engine blocks of `block_size` tokens by trace blocks of `trace_block_size`.
 
-    Equal (scope, id) give equal hashes, other pairs other ones; `fresh` never repeats. Memory
+    Equal (scope, id) give equal hashes, other pairs other ones; `fresh` never repeats. What has a
+    name of a chain of ids is its beginning, because an id stands for all that is before it. Memory
     grows with the distinct ids of the trace, not with its length. Raises ConfigError when neither
     size divides the other.
     """
@@ -32,20 +34,25 @@ class BlockNames:
         self._units = max(1, trace_block_size // block_size)
         self._group = max(1, block_size // trace_block_size)
         self._fresh = cast("Iterator[BlockHash]", map(struct.Struct(">Q").pack, itertools.count()))
-        self._fresh_units = zip(*[self._fresh] * self._units, strict=True)
-        self._named: dict[Hashable, dict[int, tuple[BlockHash, ...]]] = {}
+        self._named: dict[Hashable, dict[int, BlockHash]] = {}
 
     def chain(self, scope: Hashable, ids: Sequence[int], *, limit: int) -> list[BlockHash]:
         """Return the hashes of the first `limit` engine blocks of a chain of ids.
 
         Blocks beyond the last id are named as nobody else's.
         """
-        named = self._named.setdefault(scope, {})
-        num_ids = min(len(ids), -(-limit // self._units) * self._group)
-        wanted = ids[self._group - 1 : num_ids : self._group]
-        unknown = list(itertools.filterfalse(named.__contains__, wanted))
-        named.update(zip(unknown, self._fresh_units, strict=False))
-        hashes = list(itertools.chain.from_iterable(map(named.__getitem__, wanted)))
+        named = self._named.get(scope)
+        if named is None:
+            named = self._named[scope] = {}
+        blocks = self._blocks_of(ids, limit)
+        num_known = bisect_left(blocks, True, key=lambda block: block not in named)
+        hashes = list(map(named.__getitem__, blocks[:num_known]))
+        new = blocks[num_known:]
+        num_named = len(named) + len(new)
+        fresh = self.fresh(len(new))
+        named.update(zip(new, fresh, strict=True))
+        assert len(named) == num_named, "an id stands for two prefixes"
+        hashes += fresh
         del hashes[limit:]
         if len(hashes) < limit:
             hashes += self.fresh(limit - len(hashes))
@@ -54,3 +61,11 @@ class BlockNames:
     def fresh(self, count: int) -> list[BlockHash]:
         """Return hashes that no other block has."""
         return list(itertools.islice(self._fresh, count))
+
+    def _blocks_of(self, ids: Sequence[int], limit: int) -> Sequence[int]:
+        """Number the engine blocks of a chain, `limit` of them and the rest of the last id's."""
+        units, group = self._units, self._group
+        if units == group == 1:
+            return ids[:limit]
+        wanted = ids[group - 1 : -(-limit // units) * group : group]
+        return [one * units + unit for one in wanted for unit in range(units)]

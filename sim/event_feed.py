@@ -65,7 +65,8 @@ class EventFeed:
             due = [entry for entry in waiting if entry[0] <= now]
             self._on_the_way = deque(entry for entry in waiting if entry[0] > now)
         else:
-            due, self._on_the_way = list(waiting), deque()
+            due = list(waiting)
+            waiting.clear()
         for _, target, batch in due:
             if not self.view.apply(target, batch):
                 inventory = inventories[target]

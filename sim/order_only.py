@@ -7,6 +7,8 @@ replica until so many others were placed.
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
+from typing import NamedTuple
 
 from kvindex.foundation.clock import VirtualClock
 from kvindex.foundation.errors import ConfigError
@@ -18,10 +20,22 @@ from sim.event_feed import EventStream, Inventory
 from sim.gateway import Gateway
 from sim.latency import LatencyModel
 from sim.outcomes import Answer, Outcomes, TurnedAway
-from sim.placement import Attempt, Observer, Placed, Waiting
+from sim.placement import Attempt, Observer, Placed, Refused, Waiting
 from sim.router_view import FOREVER_S
 from sim.routing import build_gateways, targets_of
-from sim.workload import Workload
+from sim.workload import Arrival, Workload
+
+BATCH = 256
+"""Requests that are read, served and noted together: what runs on and on is much faster."""
+
+
+class _Served(NamedTuple):
+    """Where a request went, and how much of it was there."""
+
+    arrival: Arrival
+    position: int
+    num_hits: int
+    num_predicted_tokens: int
 
 
 class OrderOnly:
@@ -67,61 +81,70 @@ class OrderOnly:
             for target in self._targets:
                 feed.view.register(target, report, lease_s=FOREVER_S)
         self._running: deque[tuple[Gateway, Attempt, Placed]] = deque()
+        self._served: list[_Served] = []
         self._max_running = config.in_flight or config.replicas
         self._outcomes = Outcomes()
 
     def run(self) -> Outcomes:
         """Place and compute every request."""
-        outcomes = self._outcomes
-        for arrival in self._workload:
-            outcomes.num_arrivals += 1
-            outcomes.has_prefix &= arrival.has_prefix
-            gateway = self._gateways[arrival.number % len(self._gateways)]
-            self._serve(gateway, Attempt(arrival))
+        outcomes, arrivals = self._outcomes, iter(self._workload)
+        while batch := list(islice(arrivals, BATCH)):
+            outcomes.num_arrivals += len(batch)
+            outcomes.has_prefix &= all([arrival.has_prefix for arrival in batch])
+            for arrival in batch:
+                self._serve(arrival)
+            outcomes.answers += map(self._answer, self._served)
+            self._served.clear()
         outcomes.num_evictions = sum(r.pool.num_evictions for r in self._replicas)
         outcomes.num_gaps = sum(feed.view.num_gaps for feed in self._feeds)
         outcomes.count_cached([set(replica.pool.cached_hashes()) for replica in self._replicas])
         return outcomes
 
-    def _serve(self, gateway: Gateway, attempt: Attempt) -> None:
-        arrival = attempt.arrival
+    def _serve(self, arrival: Arrival) -> None:
+        gateway = self._gateways[arrival.number % len(self._gateways)]
+        attempt = Attempt(arrival)
         placed = gateway.place(attempt, 0.0)
-        assert not isinstance(placed, Waiting), "a queue needs a clock"
         if not isinstance(placed, Placed):
-            self._outcomes.refused.append(
-                TurnedAway(
-                    number=arrival.number,
-                    line=arrival.line,
-                    at_s=arrival.at_s,
-                    tenant=arrival.tenant,
-                    why="shed" if placed.shed else "no_replica",
-                )
-            )
+            self._turn_away(arrival, placed)
             return
         position = self._position[placed.target]
         replica = self._replicas[position]
         num_hits = replica.serve(arrival.hashes, num_prompt_tokens=arrival.num_prompt_tokens)
         self._publish(position, replica)
-        self._outcomes.answers.append(
-            Answer(
-                number=arrival.number,
-                line=arrival.line,
-                at_s=arrival.at_s,
-                tenant=arrival.tenant,
-                replica=position,
-                num_prompt_tokens=arrival.num_prompt_tokens,
-                num_output_tokens=arrival.num_output_tokens,
-                num_blocks=len(arrival.hashes),
-                num_hit_blocks=num_hits,
-                num_hit_tokens=num_hits * self._block_size,
-                num_predicted_tokens=placed.num_predicted_tokens,
-            )
-        )
+        self._served.append(_Served(arrival, position, num_hits, placed.num_predicted_tokens))
         self._running.append((gateway, attempt, placed))
         if len(self._running) > self._max_running:
             oldest_gateway, oldest, place = self._running.popleft()
             oldest_gateway.first_token(oldest, place)
             oldest_gateway.finish(oldest, place, "answered", 0.0)
+
+    def _turn_away(self, arrival: Arrival, choice: Refused | Waiting) -> None:
+        assert not isinstance(choice, Waiting), "a queue needs a clock"
+        self._outcomes.refused.append(
+            TurnedAway(
+                number=arrival.number,
+                line=arrival.line,
+                at_s=arrival.at_s,
+                tenant=arrival.tenant,
+                why="shed" if choice.shed else "no_replica",
+            )
+        )
+
+    def _answer(self, served: _Served) -> Answer:
+        arrival = served.arrival
+        return Answer(
+            number=arrival.number,
+            line=arrival.line,
+            at_s=arrival.at_s,
+            tenant=arrival.tenant,
+            replica=served.position,
+            num_prompt_tokens=arrival.num_prompt_tokens,
+            num_output_tokens=arrival.num_output_tokens,
+            num_blocks=len(arrival.hashes),
+            num_hit_blocks=served.num_hits,
+            num_hit_tokens=served.num_hits * self._block_size,
+            num_predicted_tokens=served.num_predicted_tokens,
+        )
 
     def _publish(self, position: int, replica: CacheReplica) -> None:
         events = replica.take_events()

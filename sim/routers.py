@@ -45,9 +45,9 @@ class PlannedRouter:
             weight=arrival.weight,
         )
         decision = self.planner.plan(request, views, now)
-        if isinstance(decision, Wait):
-            return Waiting(decision)
         if not isinstance(decision, Place):
+            if isinstance(decision, Wait):
+                return Waiting(decision)
             return Refused(isinstance(decision, Shed), decision)
         winner = decision.winner
         return Placed(

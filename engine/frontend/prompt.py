@@ -107,8 +107,13 @@ class PromptEncoder:
             raise _invalid("messages", "the rendered prompt has no tokens")
         return self._truncated(ids, request)
 
-    def completion(self, request: CompletionRequest) -> list[list[int]]:
-        """Return the token ids of each prompt; raise RequestError naming what is wrong."""
+    def completion(
+        self, request: CompletionRequest, *, max_new_chars: int | None = None
+    ) -> list[list[int]]:
+        """Return the token ids of each prompt; raise RequestError naming what is wrong.
+
+        If a prompt has more characters than `max_new_chars`, raises TooMuchToEncodeError instead.
+        """
         single = len(request.prompts) == 1
         all_ids: list[list[int]] = []
         for i, prompt in enumerate(request.prompts):
@@ -119,6 +124,7 @@ class PromptEncoder:
                     add_special_tokens=True,
                     max_tokens=self._longest(request),
                     param=param,
+                    max_new_chars=max_new_chars,
                 )
             else:
                 ids = prompt

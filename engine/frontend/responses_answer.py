@@ -6,6 +6,7 @@ engine will do, and knows neither HTTP nor where they come from.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,6 +140,10 @@ class ResponseStream:
             events += self._take_delta(choice.message or choice.delta, choice.logprobs)
             self._finish_reason = choice.finish_reason or self._finish_reason
         return events
+
+    def take_all(self, chunks: Sequence[bytes]) -> bytes:
+        """Return the events that chunks which came together cause."""
+        return b"".join(map(self.take, chunks))
 
     def end(self) -> bytes:
         """Return the events that end the stream."""

@@ -6,6 +6,7 @@ no sockets and not what the data mean.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -20,6 +21,7 @@ MAX_EVENT_BYTES = 4 * 1024 * 1024
 
 _encoder = msgspec.json.Encoder()
 _BEGIN, _END = b"data: ", b"\n\n"
+_BETWEEN = _END + _BEGIN
 
 
 def encode_event(payload: Any) -> bytes:
@@ -39,6 +41,10 @@ class EventShape(Protocol):
         """Show one chunk, given as JSON."""
         ...
 
+    def take_all(self, chunks: Sequence[bytes]) -> bytes:
+        """Show chunks that came together, at least one."""
+        ...
+
     def end(self) -> bytes:
         """Show that the stream is complete."""
         ...
@@ -53,6 +59,9 @@ class PlainEvents:
 
     def take(self, data: bytes) -> bytes:
         return b"data: " + data + b"\n\n"
+
+    def take_all(self, chunks: Sequence[bytes]) -> bytes:
+        return b"data: " + _BETWEEN.join(chunks) + b"\n\n"
 
     def end(self) -> bytes:
         return DONE
@@ -105,10 +114,17 @@ class SseParser:
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
         """Take the next bytes and return what is complete, in order; O(len(chunk))."""
-        if chunk.startswith(_BEGIN) and chunk.endswith(_END) and self._is_between_events:
-            whole = self._whole_events(chunk)
-            if whole is not None:
-                return whole
+        whole = self.whole_data(chunk)
+        return self._feed(chunk) if whole is None else [SseEvent(data=one) for one in whole]
+
+    def feed_data(self, chunk: bytes) -> list[bytes]:
+        """Do the same, and return only the data of the events, without comments."""
+        whole = self.whole_data(chunk)
+        if whole is not None:
+            return whole
+        return [event.data for event in self._feed(chunk) if event.comment is None]
+
+    def _feed(self, chunk: bytes) -> list[SseEvent]:
         if self._skip_line_feed and chunk:
             chunk = chunk.removeprefix(b"\n")
             self._skip_line_feed = False
@@ -131,21 +147,22 @@ class SseParser:
         self._check_size(self._buffer)
         return events
 
-    @property
-    def _is_between_events(self) -> bool:
-        """Tell whether the next bytes begin an event of which nothing is known yet."""
-        return not (self._buffer or self._event_bytes or self._skip_line_feed)
+    def whole_data(self, chunk: bytes) -> list[bytes] | None:
+        """Return the data of the next bytes where they are events of one line each, as most are.
 
-    def _whole_events(self, chunk: bytes) -> list[SseEvent] | None:
-        """Read events of one data line each, as most streams have them; None for any others."""
-        data = chunk[len(_BEGIN) : -len(_END)].split(_END + _BEGIN)
+        None where they are anything else: then nothing was taken, and `feed` them.
+        """
         if (
-            chunk.count(b"\n") != len(_END) * len(data)
+            not (chunk.startswith(_BEGIN) and chunk.endswith(_END))
+            or self._buffer
+            or self._event_bytes
+            or self._skip_line_feed
             or b"\r" in chunk
             or len(chunk) > self._max_event_bytes
         ):
             return None
-        return [SseEvent(data=one) for one in data]
+        data = chunk[len(_BEGIN) : -len(_END)].split(_BETWEEN)
+        return data if chunk.count(b"\n") == len(_END) * len(data) else None
 
     def _take_line(self, line: bytes) -> SseEvent | None:
         self._event_bytes += len(line) + 1

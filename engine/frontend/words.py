@@ -28,12 +28,13 @@ MAX_CHARS = 8192
 
 _SPACE = r"\t\n\x0b\x0c\r "
 _CONTRACTIONS = "'s|'t|'re|'ve|'m|'ll|'d"
+# Letters and digits before contractions, which begin with neither: most words are tried once.
 _GPT2 = (
-    rf"{_CONTRACTIONS}| ?[A-Za-z]+| ?[0-9]+| ?[^{_SPACE}A-Za-z0-9]+"
+    rf" ?[A-Za-z]+| ?[0-9]+|{_CONTRACTIONS}| ?[^{_SPACE}A-Za-z0-9]+"
     rf"|[{_SPACE}]+(?![^{_SPACE}])|[{_SPACE}]+"
 )
 _GPT2_WITH_SINGLE_DIGITS = (
-    rf"{_CONTRACTIONS}| ?[A-Za-z]+|[0-9]| ?[^{_SPACE}A-Za-z0-9]+"
+    rf" ?[A-Za-z]+|[0-9]|{_CONTRACTIONS}| ?[^{_SPACE}A-Za-z0-9]+"
     rf"|[{_SPACE}]+(?![^{_SPACE}0-9])|[{_SPACE}]+"
 )
 _LLAMA3 = (

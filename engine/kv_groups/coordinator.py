@@ -58,6 +58,17 @@ class _CachedChain:
             self.leading += tier.get_leading(hashes[len(self.leading) :], self.group.index)
         return len(self.leading)
 
+    def num_known_tokens(self, max_tokens: int) -> int:
+        """Return how far the chain is held without a gap, in whole hash units.
+
+        Called after `num_leading`; the block behind those may be held in part.
+        """
+        num_units = len(self.leading) * (self.group.block_size // self.hash_block_size)
+        most = min(len(self.hashes), max_tokens // self.hash_block_size)
+        while num_units < most and self.has(num_units):
+            num_units += 1
+        return num_units * self.hash_block_size
+
     def has(self, position: int) -> bool:
         return self.find(position) is not None
 
@@ -110,10 +121,10 @@ class HitCoordinator:
         hit = self.no_hit()
         hit.num_tokens = hit.num_shared = num_tokens
         for chain in chains:
-            group, rule = chain.group, chain.group.rule
+            rule = chain.group.rule
             assert rule is not None
             if rule.kind == "full":
-                hit.num_shared = max(hit.num_shared, len(chain.leading) * group.block_size)
+                hit.num_shared = max(hit.num_shared, chain.num_known_tokens(max_tokens))
             self._take(hit, chain, rule)
         if len(tiers) > 1:
             found = [block for blocks in hit.blocks for block in blocks]

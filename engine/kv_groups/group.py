@@ -5,7 +5,7 @@ Arithmetic only: it holds no blocks (block_table.py) and searches no cache (coor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -63,17 +63,20 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
         covered = self.spec.num_tokens if isinstance(self.spec, CrossAttention) else num_tokens
         return -(-covered // self.block_size)
 
-    def new_indices(self, num_held: int, num_tokens: int, *, num_shared: int) -> Sequence[int]:
+    def new_indices(
+        self, num_held: int, num_tokens: int, *, partings: Iterable[int]
+    ) -> Sequence[int]:
         """Return which blocks a table of `num_held` needs to cover `num_tokens`, ascending.
 
-        A state group takes the last block, the last full one and the one where other requests may
-        leave the chain (`num_shared` tokens): those states are worth caching.
+        A state group takes the last block, the last full one and the last one where other requests
+        may leave the chain (after so many tokens): which of those states stay, states.py decides.
         """
         end = self.num_blocks(num_tokens)
         if not self.is_state or end <= num_held:
             return range(num_held, end)
-        ends = {num_shared // self.block_size, num_tokens // self.block_size, end}
-        return sorted(i - 1 for i in ends if num_held < i <= end)
+        num_full = num_tokens // self.block_size
+        parting = max((p // self.block_size for p in partings if p <= num_tokens), default=0)
+        return sorted(i - 1 for i in {parting, num_full, end} if num_held < i <= end)
 
     def num_skipped_blocks(self, num_tokens: int) -> int:
         """Return how many leading blocks nobody reads once `num_tokens` are computed."""

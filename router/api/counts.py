@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 import msgspec
 from aiohttp import web
+from prometheus_client import Counter
 
 from router.api.http import json_response
 from router.api.openai import GATEWAY
 from router.assembly import Gateway
 from router.observe.metrics import GatewayMetrics
-from router.observe.series import Counters
 
 
 class TenantCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ async def counts_of_all(gateway: Gateway) -> Counts:
     return total
 
 
-def by_label(counter: Counters, label: str) -> defaultdict[str, int]:
+def by_label(counter: Counter, label: str) -> defaultdict[str, int]:
     """Sum a counter up by one of its labels."""
     sums: defaultdict[str, int] = defaultdict(int)
     for labels, value in _samples(counter):
@@ -117,7 +117,7 @@ def _sum(one: Counts, other: Counts) -> Counts:
     )
 
 
-def _samples(counter: Counters) -> Sequence[tuple[dict[str, str], int]]:
+def _samples(counter: Counter) -> Sequence[tuple[dict[str, str], int]]:
     return [
         (sample.labels, int(sample.value))
         for metric in counter.collect()

@@ -29,6 +29,7 @@ REQUEST_ID = web.RequestKey("request_id", str)
 ANSWER_HEADERS = web.RequestKey("answer_headers", dict[str, str])
 """Headers for whatever answer comes, an error too."""
 REQUEST_ID_HEADER = "x-request-id"
+_JSON = "application/json"
 _TLS_ONLY_S = 30 * 24 * 3600
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _KIND_OF_STATUS = {404: "not_found", 405: "method_not_allowed", 413: "payload_too_large"}
@@ -41,7 +42,7 @@ def json_response(payload: object, *, status: int = 200) -> web.Response:
 
 def json_bytes(body: bytes, *, status: int = 200) -> web.Response:
     """Answer with JSON that is encoded already."""
-    return web.Response(body=body, status=status, content_type="application/json")
+    return web.Response(body=body, status=status, content_type=_JSON)
 
 
 def error_response(error: PrefixFleetError) -> web.Response:
@@ -58,9 +59,10 @@ def error_response(error: PrefixFleetError) -> web.Response:
 async def read_json(request: web.Request, *, timeout_s: float) -> bytes:
     """Read a body; raise RequestError unless it claims to be JSON (or nothing) and arrives."""
     declared = request.headers.get("content-type")
-    kind = request.content_type
-    if declared is not None and kind != "application/json" and not kind.endswith("+json"):
-        raise RequestError("invalid_request", f"content-type must be application/json, got {kind}")
+    if declared is not None and declared != _JSON:
+        kind = request.content_type
+        if kind != _JSON and not kind.endswith("+json"):
+            raise RequestError("invalid_request", f"content-type must be {_JSON}, got {kind}")
     try:
         if request.content.is_eof():
             return await request.read()  # It has come with its head, as short ones do.

@@ -89,7 +89,7 @@ async def serve_as(identity: Identity, request: web.Request, body: bytes) -> byt
     with gateway.admission.admit():
         job = await _open_job(gateway, request, identity, "chat/completions", body)
         gateway.settler.opened(job)
-        response = await _settled(gateway, request, job, None)
+        response = await _settled(gateway, request, job, None, settle=_settle)
     assert isinstance(response, web.Response), "nothing was to be streamed"
     assert isinstance(response.body, bytes)
     return response.body
@@ -118,8 +118,22 @@ async def _generate(
             return await _settled(gateway, request, job, asked)
 
 
+def _settle(gateway: Gateway, job: Job, status: int) -> None:
+    gateway.settler.settle(job, status=status)
+
+
+def _settle_next(gateway: Gateway, job: Job, status: int) -> None:
+    """Settle in the next turn of the event loop: the client has its answer first."""
+    asyncio.get_running_loop().call_soon(_settle, gateway, job, status)
+
+
 async def _settled(
-    gateway: Gateway, request: web.Request, job: Job, asked: ResponsesRequest | None
+    gateway: Gateway,
+    request: web.Request,
+    job: Job,
+    asked: ResponsesRequest | None,
+    *,
+    settle: Callable[[Gateway, Job, int], None] = _settle_next,
 ) -> web.StreamResponse:
     """Serve a job and settle it once, however it ends."""
     status = CLIENT_GONE
@@ -136,7 +150,9 @@ async def _settled(
         status = 500
         raise
     finally:
-        gateway.settler.settle(job, status=status)
+        if job.matching is not None:
+            job.matching.cancel()
+        settle(gateway, job, status)
         annotate(
             tenant=job.tenant.name,
             model=job.head.model,
@@ -152,7 +168,8 @@ async def _open_job(
     head, fields = read_body(body)
     asked_model = head.model
     identity = await gateway.tenancy.identify_for(identity, asked_model)
-    head, fields = with_model(head, fields, identity.model_of(asked_model) or asked_model)
+    served = identity.model_of(asked_model)
+    head, fields = with_model(head, fields, served or asked_model)
     request_id = request[REQUEST_ID]
     salt = cache_salt(gateway.fleet_secret, identity.tenant.isolation_group, head.cache_salt)
     return Job(
@@ -160,6 +177,7 @@ async def _open_job(
         unique_id=f"{request_id}.{identifiers.suffix()}",
         identity=identity,
         asked_model=asked_model,
+        model_is_allowed=served is not None,
         endpoint=endpoint,
         head=head,
         fields=fields,
@@ -194,7 +212,7 @@ async def _serve(
 def _require_model(gateway: Gateway, job: Job) -> None:
     model = job.head.model
     job.model_is_known = model in gateway.view.models()
-    if job.model_is_known and job.identity.model_of(job.asked_model) is not None:
+    if job.model_is_known and job.model_is_allowed:
         return
     if not gateway.view.models():
         raise RequestError(
@@ -209,6 +227,7 @@ async def _admit(gateway: Gateway, request: web.Request, job: Job) -> Prepared:
         await gateway.tenancy.refuse_early(job.identity)
         with span("gateway.prepare"):
             prepared = job.prepared = await _prepare(gateway, job)
+        gateway.placer.ask(job, prepared)  # meanwhile, as nothing of it is kept if limits refuse
         grant = await claim_tokens(job, prepared, tenancy=gateway.tenancy, metrics=gateway.metrics)
     except LimitReached as reached:
         gateway.metrics.limit_hits.labels(job.tenant.name, reached.hit.kind).inc()

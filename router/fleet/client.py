@@ -1,4 +1,4 @@
-"""HTTP towards replicas: one session, and every way an attempt can fail as one exception.
+"""HTTP towards replicas: kept connections, and every way an attempt can fail as one exception.
 
 It knows addresses, tokens and time limits; which replica is called, and whether a failure is
 tried again, is decided elsewhere.
@@ -7,12 +7,12 @@ tried again, is decided elsewhere.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
-import aiohttp
-
 from kvindex.foundation.errors import PrefixFleetError
+from router.fleet.connection import Connection
+from router.fleet.connections import Connections, request_head
 
 FailureCause = Literal["connect", "timeout", "lost", "stalled", "gave_up", "status", "drained"]
 
@@ -60,25 +60,28 @@ class ReplicaFailure(PrefixFleetError):
 
 
 class Upstream:
-    """The answer of a replica, status 200, its body still to be read; closed as a context."""
+    """The answer of a replica, its body still to be read; closed as a context."""
 
-    def __init__(self, response: aiohttp.ClientResponse, replica: str) -> None:
-        self._response = response
+    def __init__(
+        self, connection: Connection, connections: Connections, *, url: str, replica: str
+    ) -> None:
+        self._connection = connection
+        self._connections = connections
+        self._url = url
         self._replica = replica
-        self.content_type = response.content_type
 
     def __enter__(self) -> Upstream:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._response.close()
+        self._connections.give_back(self._url, self._connection)
 
     async def read(self) -> bytes:
         """Read the whole body; raise ReplicaFailure `lost` when it ends early."""
-        try:
-            return await self._response.read()
-        except (aiohttp.ClientError, OSError) as error:
-            raise _lost(self._replica, error) from None
+        pieces = []
+        while data := await self.next_piece():
+            pieces.append(data)
+        return b"".join(pieces)
 
     async def next_piece(self) -> bytes:
         """Wait for more of the body and return all that has come, b"" at its end.
@@ -86,48 +89,42 @@ class Upstream:
         Raises ReplicaFailure `lost` when it ends early.
         """
         try:
-            return await self._response.content.readany()
-        except (aiohttp.ClientError, OSError) as error:
+            return await self._connection.next_piece()
+        except ConnectionError as error:
             raise _lost(self._replica, error) from None
+
+    def offer(self, take: Callable[[bytes], bool]) -> None:
+        """Offer pieces of the body to `take` first, see `Connection.offer`."""
+        self._connection.offer(take)
 
     async def drain(self) -> None:
         """Read what follows the end marker, so that the connection can serve the next request.
 
         A replica that says more than that within a short while loses the connection instead.
         """
-        if self._response.content.at_eof():
+        connection = self._connection
+        if connection.is_complete:
             return
         try:
             async with asyncio.timeout(_DRAIN_S):
-                await self._response.content.read(_MAX_ERROR_BYTES)
-        except (TimeoutError, aiohttp.ClientError, OSError):
+                await connection.next_piece()
+        except (TimeoutError, ConnectionError):
             return
 
 
 class ReplicaClient:
-    """A pool of connections to any number of replicas, with no limit of its own.
+    """HTTP to any number of replicas; as many connections as there are requests.
 
     The number of requests is bounded at admission; a limit here would let one stuck replica hold
     up all others.
     """
 
     def __init__(self, *, connect_timeout_s: float) -> None:
-        self._connect_timeout_s = connect_timeout_s
-        self._session: aiohttp.ClientSession | None = None
+        self._connections = Connections(connect_timeout_s=connect_timeout_s)
 
-    async def start(self) -> None:
-        """Open the session; needs the running loop."""
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, limit_per_host=0),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout_s),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=False,
-        )
-
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close every connection."""
-        if self._session is not None:
-            await self._session.close()
+        self._connections.close()
 
     async def post(
         self, url: str, body: bytes, *, headers: Mapping[str, str], replica: str
@@ -137,20 +134,8 @@ class ReplicaClient:
         The answer is a context: to leave it before the body was read closes the connection, which
         aborts the request in the replica.
         """
-        assert self._session is not None, "start() has not been called"
         sent = {"content-type": "application/json", **headers}
-        loop = asyncio.get_running_loop()
-        started_at = loop.time()
-        try:
-            response = await self._session.post(url, data=body, headers=sent, allow_redirects=False)
-        except (aiohttp.ClientError, OSError) as error:
-            raise _unreachable(replica, error, after_s=loop.time() - started_at) from None
-        if response.status == 200:
-            return Upstream(response, replica)
-        try:
-            raise await _refused(replica, response)
-        finally:
-            response.close()
+        return await self._ask("POST", url, sent, body, replica)
 
     async def get(self, url: str, *, headers: Mapping[str, str], timeout_s: float) -> bytes:
         """Fetch a document; raise ReplicaFailure unless the answer is 200 and in time."""
@@ -163,54 +148,70 @@ class ReplicaClient:
     async def _exchange(
         self, method: str, url: str, *, headers: Mapping[str, str], timeout_s: float
     ) -> bytes:
-        assert self._session is not None, "start() has not been called"
         try:
-            async with (
-                asyncio.timeout(timeout_s),
-                self._session.request(
-                    method, url, headers=dict(headers), allow_redirects=False
-                ) as response,
-            ):
-                if response.status != 200:
-                    raise await _refused(url, response)
-                return await response.read()
+            async with asyncio.timeout(timeout_s):
+                with await self._ask(method, url, headers, b"", url) as answer:
+                    return await answer.read()
         except TimeoutError:
             raise ReplicaFailure("timeout", f"{url}: no answer in {timeout_s:g} s") from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise _unreachable(url, error, after_s=timeout_s) from None
+
+    async def _ask(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes, replica: str
+    ) -> Upstream:
+        """Send a request and return its answer; raise ReplicaFailure unless it is 200."""
+        loop, connections = asyncio.get_running_loop(), self._connections
+        try:
+            head = request_head(method, url, headers, num_bytes=len(body))
+            connection = await connections.take(url)
+        except TimeoutError:
+            raise ReplicaFailure("connect", f"{replica}: no connection in time") from None
+        except (OSError, ValueError) as error:
+            raise ReplicaFailure("connect", f"{replica}: cannot connect: {error}") from None
+        sent_at = loop.time()
+        try:
+            connection.send((head, body))
+            status = await connection.head()
+        except ConnectionError as error:
+            raise _without_answer(replica, error, after_s=loop.time() - sent_at) from None
+        except BaseException:
+            connection.close()
+            raise
+        answer = Upstream(connection, connections, url=url, replica=replica)
+        if status == 200:
+            return answer
+        with answer:
+            raise await _refused(replica, connection, answer)
 
 
-def _unreachable(replica: str, error: Exception, *, after_s: float) -> ReplicaFailure:
+def _without_answer(replica: str, error: Exception, *, after_s: float) -> ReplicaFailure:
     """Name what went wrong before any answer.
 
     A connection that is closed at once had been idle, and its replica was about to close it: the
     request has not run there.
     """
-    if isinstance(error, aiohttp.ServerTimeoutError | aiohttp.ConnectionTimeoutError):
-        return ReplicaFailure("connect", f"{replica}: no connection in time")
-    if isinstance(error, aiohttp.ClientConnectorError | aiohttp.InvalidURL):
-        return ReplicaFailure("connect", f"{replica}: {error}")
-    if after_s < _AT_ONCE_S:
+    if isinstance(error, ConnectionResetError) and after_s < _AT_ONCE_S:
         return ReplicaFailure("connect", f"{replica} closed the connection at once")
     return _lost(replica, error)
 
 
 def _lost(replica: str, error: Exception) -> ReplicaFailure:
-    detail = str(error) or type(error).__name__
-    return ReplicaFailure("lost", f"{replica} went away: {detail}")
+    return ReplicaFailure("lost", f"{replica} went away: {error}")
 
 
-async def _refused(replica: str, response: aiohttp.ClientResponse) -> ReplicaFailure:
-    body = await response.content.read(_MAX_ERROR_BYTES)
+async def _refused(replica: str, connection: Connection, answer: Upstream) -> ReplicaFailure:
+    """Read what a replica says instead of an answer, as far as it matters."""
+    body = b""
+    while len(body) < _MAX_ERROR_BYTES and (data := await answer.next_piece()):
+        body += data
     return ReplicaFailure(
         "status",
-        f"{replica} answered {response.status}",
-        status=response.status,
-        body=body,
-        retry_after_s=_retry_after_s(response.headers.get("retry-after")),
+        f"{replica} answered {connection.status}",
+        status=connection.status,
+        body=body[:_MAX_ERROR_BYTES],
+        retry_after_s=_retry_after_s(connection.headers.get(b"retry-after")),
     )
 
 
-def _retry_after_s(header: str | None) -> float | None:
+def _retry_after_s(header: bytes | None) -> float | None:
     """Read a Retry-After in seconds; the date form and nonsense count as absent."""
     return float(header) if header and header.isdigit() else None

@@ -11,12 +11,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
-
-import msgspec
+from typing import NamedTuple, TypeVar
 
 from kvindex.foundation.errors import DependencyError
-from kvindex.index import PrefixIndex, Reservation, Target, TargetMatch, TargetState
+from kvindex.index import PrefixIndex, Reservation, TargetMatch, TargetState
 from router.fleet.own_reservations import OwnReservations, ReservationKey
 
 log = logging.getLogger("prefixfleet.router.index")
@@ -27,22 +25,15 @@ _TIMEOUTS_TO_OPEN = 2
 _PROBE_TIMEOUTS = 4
 
 
-class Release(msgspec.Struct, frozen=True, kw_only=True):
-    """A reservation to be released.
+class Release(NamedTuple):
+    """A reservation to be released, as the index of a pool knows it.
 
     Its pending blocks are withdrawn even when they were written: by now their events say so, and
     what was evicted or reset since must not be credited.
     """
 
     pool: str
-    target: Target
-    request_id: str
-    attempt: int
-
-    @property
-    def key(self) -> ReservationKey:
-        """What the index knows it by."""
-        return self.target, self.request_id, self.attempt
+    key: ReservationKey
 
 
 class IndexAccess:

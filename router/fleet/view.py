@@ -57,6 +57,7 @@ class FleetView:
         self._book = PoolBook()
         self._registered: dict[str, Replica] = {}
         self._serving: dict[str, list[Replica]] = {}
+        self._pools: dict[str, list[Pool]] = {}
         self._models: dict[str, int | None] | None = None
         self._last_known: dict[str, list[TargetView]] = {}
         self.version = 0
@@ -132,10 +133,23 @@ class FleetView:
                 self._serving[model] = known
         return known
 
+    def serving_as(self, model: str, replica_id: str) -> Replica:
+        """Return the replica of that id among those that serve a model; KeyError without one."""
+        for replica in self.serving(model):
+            if replica.id == replica_id:
+                return replica
+        raise KeyError(replica_id)
+
     def pools_of(self, model: str) -> list[Pool]:
         """Return the pools that serve a model, nearly always one."""
-        found = {r.pool.id: r.pool for r in self.serving(model) if r.pool is not None}
-        return [found[pool_id] for pool_id in sorted(found)]
+        known = self._pools.get(model)
+        if known is None:
+            serving = self.serving(model)
+            found = {r.pool.id: r.pool for r in serving if r.pool is not None}
+            known = [found[pool_id] for pool_id in sorted(found)]
+            if serving:  # Names that clients invent are not remembered.
+                self._pools[model] = known
+        return known
 
     def adapter(self, model: str) -> Adapter | None:
         """Return the adapter that a model name stands for, as block hashes see it."""
@@ -192,6 +206,7 @@ class FleetView:
     def _forget_derived(self) -> None:
         """Work out anew who serves what: to be called after every change of a replica."""
         self._serving.clear()
+        self._pools.clear()
         self._last_known.clear()
         self._models = None
         self.version += 1

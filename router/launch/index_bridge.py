@@ -95,7 +95,6 @@ def _replica(flags: argparse.Namespace) -> StaticReplica:
 
 async def _follow(replica: StaticReplica, location: IndexLocation) -> None:
     client = ReplicaClient(connect_timeout_s=_CONNECT_TIMEOUT_S)
-    await client.start()
     secret = location.secrets.fleet_secret.encode()
     registry = RedisRegistry(connect(location.url, location.redis), secret)
     token = location.secrets.internal_token
@@ -117,7 +116,7 @@ async def _follow(replica: StaticReplica, location: IndexLocation) -> None:
     try:
         await running
     finally:
-        await client.close()
+        client.close()
         await registry.close()
 
 

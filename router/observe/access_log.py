@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import time
 
 from router.observe.decisions import DecisionRecord
 
@@ -17,6 +18,7 @@ _LINE = (
     "prompt_tokens=%s cached_predicted=%s cached=%s completion_tokens=%s "
     "ttft_ms=%s duration_ms=%.0f"
 )
+_EVERY_LINE = logging.LogRecord(log.name, logging.INFO, __file__, 0, _LINE, None, None).__dict__
 
 
 class TogetherHandler(logging.Handler):
@@ -62,6 +64,12 @@ def log_request(record: DecisionRecord, *, path: str, key_alias: str, replica: s
     if not log.isEnabledFor(logging.INFO):
         return
     usage = record.usage
+    numbers = (
+        usage.prompt_tokens if usage else record.num_prompt_tokens,
+        record.num_predicted_tokens,
+        usage.cached_tokens if usage else None,
+        usage.completion_tokens if usage else None,
+    )
     words = (
         record.request_id,
         path,
@@ -71,21 +79,16 @@ def log_request(record: DecisionRecord, *, path: str, key_alias: str, replica: s
         record.status,
         replica or "-",
         len(record.attempts),
-        _text(usage.prompt_tokens if usage else record.num_prompt_tokens),
-        _text(record.num_predicted_tokens),
-        _text(usage.cached_tokens if usage else None),
-        _text(usage.completion_tokens if usage else None),
+        *["-" if number is None else number for number in numbers],
         "-" if record.ttft_s is None else f"{record.ttft_s * 1000:.0f}",
         record.duration_s * 1000,
     )
-    # What `log.info` does, without a look for the caller's line, which no line of ours shows.
-    log.handle(logging.LogRecord(log.name, logging.INFO, __file__, 0, _LINE, words, None))
+    # What `log.info` does, without finding out what no line of ours shows.
+    line, now = logging.LogRecord.__new__(logging.LogRecord), time.time()
+    line.__dict__.update(_EVERY_LINE, args=words, created=now, msecs=now % 1 * 1000)
+    log.handle(line)
 
 
 def log_refusal(request_id: str, *, path: str, tenant: str, status: int) -> None:
     """Write the line of a request that was refused before anything of it was understood."""
     log.info("request_id=%s path=%s tenant=%s status=%d", request_id, path, tenant, status)
-
-
-def _text(number: int | None) -> str:
-    return "-" if number is None else str(number)

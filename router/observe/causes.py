@@ -65,4 +65,4 @@ def _guess(place: Place) -> Cause:
 
 def available_tokens(place: Place) -> int:
     """Return the most tokens of the prompt that any target held, chosen or not."""
-    return max(candidate.num_cached_tokens for candidate in place.candidates)
+    return max([candidate.num_cached_tokens for candidate in place.candidates])

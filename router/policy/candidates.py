@@ -32,12 +32,6 @@ def comparable_rates(views: Sequence[TargetView], default: float) -> list[float]
     return [rate if rate and rate * RATE_NOISE < fastest else fastest for rate in rates]
 
 
-def queue_of(view: TargetView, account: Account, prefill_rate: float) -> tuple[int, float]:
-    """Return the prefill that waits at a target, in tokens and in seconds."""
-    queued = account.prefill_tokens + view.reserved_prefill_tokens
-    return queued, queued / prefill_rate
-
-
 def make_candidate(
     request: PlanRequest,
     view: TargetView,
@@ -46,29 +40,37 @@ def make_candidate(
     queue: tuple[int, float],
     prefill_rate: float,
     num_shared_blocks: int,
+    spared: bool,
     excluded: Exclusion | None,
     max_siblings: int | None,
 ) -> Candidate:
-    """Work out what serving a request at a target would cost; `queue` as `queue_of` returns it."""
+    """Work out what serving a request at a target would cost; `queue` is what waits there first.
+
+    That is in tokens of prefill and in seconds.
+    """
     matched, granularity = view.matched_blocks, view.hit_granularity
-    cached = on_gpu = reusable = predicted_tokens(request, matched, granularity)
-    if view.host_blocks:
-        on_gpu = predicted_tokens(request, matched - view.host_blocks, granularity)
-    running = account.num_running_blocks(request.hashes)
-    lacking = _lacking_tokens(request, view, account, running)
-    usable = running if lacking else _usable_blocks(request, view, account, running, max_siblings)
+    cached = reusable = predicted_tokens(request, matched, granularity) if matched else 0
+    running = account.num_running_blocks(request.hashes) if account.num_active else 0
+    lacking, memory_s, usable = _lacking_tokens(request, view, account, running), 0.0, matched
+    if lacking:
+        memory_s = lacking / (view.kv_tokens or 1) * account.mean_duration_s
+        usable = running
+    elif running or view.pending_blocks:
+        usable = _usable_blocks(request, view, account, running, max_siblings)
     if usable != matched:
         reusable = predicted_tokens(request, usable, granularity)
-    num_host = max(0, min(cached, reusable) - on_gpu) if view.host_blocks else 0
     uncached = request.num_prompt_tokens - reusable
+    num_host, to_compute = 0, float(uncached)
+    if view.host_blocks:
+        on_gpu = predicted_tokens(request, matched - view.host_blocks, granularity)
+        num_host = cached - on_gpu
+        to_compute += HOST_TOKEN_COST * max(0, min(cached, reusable) - on_gpu)
     queued, queue_s = queue
-    memory_s = lacking / (view.kv_tokens or 1) * account.mean_duration_s
-    prefill_s = (uncached + HOST_TOKEN_COST * num_host) / prefill_rate
     return Candidate(
         target=view.target,
         mode=view.mode,
         num_cached_tokens=cached,
-        num_host_tokens=cached - on_gpu,
+        num_host_tokens=num_host,
         num_reusable_tokens=reusable,
         num_shared_tokens=min(reusable, num_shared_blocks * (request.block_size or 0)),
         num_uncached_tokens=uncached,
@@ -78,7 +80,8 @@ def make_candidate(
         prefill_tokens_per_s=prefill_rate,
         queue_s=queue_s,
         memory_s=memory_s,
-        expected_s=queue_s + memory_s + prefill_s,
+        expected_s=queue_s + memory_s + to_compute / prefill_rate,
+        spared=spared,
         excluded=excluded,
     )
 

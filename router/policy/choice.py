@@ -33,7 +33,7 @@ def choose(
     Rule `affinity` compares what would have to be computed, not scores.
     """
     ratings = [float(c.num_uncached_tokens) if rule == "affinity" else c.score for c in candidates]
-    best = min(rating for rating in ratings if rating is not None)
+    best = min([rating for rating in ratings if rating is not None])
     limit = best + (policy.tolerance(best) if rule != "affinity" else 0.0)
     ties = [
         candidate

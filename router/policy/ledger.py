@@ -61,14 +61,16 @@ class Account:
         num_shared = self.num_running_blocks(hashes)
         for block in hashes[:num_shared]:
             refs[block] += 1
-        refs.update(dict.fromkeys(hashes[num_shared:], 1))
+        for block in hashes[num_shared:]:
+            refs[block] = 1
         num_new = len(hashes) - num_shared
         self.num_held_tokens += num_new * entry.block_size + entry.num_loose_tokens
 
     def let_go(self, entry: Entry) -> None:
-        """Count one less; its prefill is over."""
+        """Count one less, and what is left of its prefill no more."""
         refs, hashes = self.block_refs, entry.hashes
         self.num_active -= 1
+        self.prefill_tokens -= entry.prefill_tokens
         # Whoever else runs a block runs all before it, so the counts fall along the chain.
         num_shared = bisect_left(hashes, True, key=lambda block: refs[block] == 1)
         for block in hashes[:num_shared]:
@@ -130,15 +132,14 @@ class Ledger:
     def end_prefill(self, key: AttemptKey) -> Entry | None:
         """Stop counting the prefill of an attempt; None when it is not running."""
         entry = self.entries.get(key)
-        if entry is not None:
+        if entry is not None and entry.prefill_tokens:
             self.accounts[entry.target].prefill_tokens -= entry.prefill_tokens
             entry.prefill_tokens = 0
         return entry
 
     def close(self, key: AttemptKey) -> Entry | None:
         """Stop counting an attempt at all; None when it is not running."""
-        entry = self.end_prefill(key)
+        entry = self.entries.pop(key, None)
         if entry is not None:
             self.accounts[entry.target].let_go(entry)
-            del self.entries[key]
         return entry

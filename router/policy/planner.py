@@ -11,20 +11,20 @@ from typing import Literal
 
 import msgspec
 
-from router.policy.breaker import Breaker
-from router.policy.candidates import comparable_rates, make_candidate, queue_of
+from router.policy.candidates import comparable_rates, make_candidate
 from router.policy.choice import choose, scored, without, without_holders
 from router.policy.fair_share import Charged, Rival
+from router.policy.guards import Guards
 from router.policy.ledger import Entry, Ledger
 from router.policy.prefix_heat import HALF_LIFE_S, PrefixHeat
 from router.policy.queueing import ModelQueue, QueueConfig
 from router.policy.refusal import refusal
 from router.policy.replication import Replication, ReplicationConfig
+from router.policy.reuse_depth import ReuseDepth
 from router.policy.types import (
     BreakerState,
     Candidate,
     Decision,
-    Exclusion,
     Place,
     PlanRequest,
     Policy,
@@ -76,11 +76,12 @@ class Planner:
         self._policies = policies
         self._config = config or PlannerConfig()
         self._gateway = gateway
-        self._breakers: dict[str, Breaker] = {}
+        self._guards = Guards(self._config.max_queue_s)
         self._queues: dict[str, ModelQueue] = {}
         replication = self._config.replication
         self._replication = Replication(replication) if replication is not None else None
         self._heat = PrefixHeat(replication.half_life_s if replication is not None else HALF_LIFE_S)
+        self._reuse = ReuseDepth()
         self.ledger = Ledger()
 
     def use_policies(self, policies: Mapping[str, Policy]) -> None:
@@ -106,10 +107,14 @@ class Planner:
             decision = refusal(
                 candidates,
                 max_queue_s=self._config.max_queue_s,
-                reopens_in_s=lambda replica: self._breaker(replica).wait_s(now),
+                reopens_in_s=lambda replica: self._guards.reopens_in_s(replica, now),
             )
         else:
             decision = self._decide(request, open_ones, candidates, queue, now)
+            if isinstance(decision, Place):
+                winner = decision.winner
+                at = [view.target is winner.target for view in views].index(True)
+                self._reuse.placed(request, winner, views[at].kv_tokens)
         if queue is not None:
             queue.end_turn(request.request_id)
             if not isinstance(decision, Wait):
@@ -166,7 +171,7 @@ class Planner:
         entry = self.ledger.end_prefill((request_id, attempt))
         self.look_again()
         if entry is not None:
-            self._breaker(entry.target.replica).succeeded()
+            self._guards.succeeded(entry.target.replica)
 
     def finish(
         self,
@@ -187,35 +192,29 @@ class Planner:
         self.look_again()
         if entry.model is not None:
             self._queues[entry.model].charge_output(entry.tenant, num_output_tokens)
-        breaker = self._breaker(entry.target.replica)
+        guards, replica = self._guards, entry.target.replica
         if outcome == "answered":
             self.ledger.accounts[entry.target].learn(
                 num_output_tokens=num_output_tokens, duration_s=now - entry.placed_at
             )
-            breaker.succeeded()
+            guards.succeeded(replica)
         elif outcome == "failed":
-            breaker.failed(now, probe=entry.probe)
+            guards.failed(replica, now, probe=entry.probe)
         else:
-            breaker.abandoned(probe=entry.probe)
+            guards.abandoned(replica, probe=entry.probe)
 
     def breaker_state(self, replica: str, now: float) -> BreakerState:
         """Return the state of a replica's breaker."""
-        return self._breaker(replica).state(now)
+        return self._guards.breaker_state(replica, now)
 
     def forget(self, replicas: Sequence[str]) -> None:
         """Drop what is remembered of replicas that have left the fleet; running work stays."""
         gone = set(replicas)
-        for replica in gone:
-            self._breakers.pop(replica, None)
+        self._guards.forget(gone)
+        self._reuse.forget(gone)
         accounts = self.ledger.accounts
         for target in [t for t in accounts if t.replica in gone and not accounts[t].num_active]:
             del accounts[target]
-
-    def _breaker(self, replica: str) -> Breaker:
-        breaker = self._breakers.get(replica)
-        if breaker is None:
-            breaker = self._breakers[replica] = Breaker()
-        return breaker
 
     def _queue(self, model: str) -> ModelQueue | None:
         queue = self._queues.get(model)
@@ -264,7 +263,7 @@ class Planner:
             block_size=request.block_size or 0,
             num_loose_tokens=request.num_prompt_tokens
             - len(request.hashes) * (request.block_size or 0),
-            probe=self._breaker(winner.target.replica).sent(now),
+            probe=self._guards.sent(winner.target.replica, now),
             model=request.model if is_charged else None,
             tenant=request.tenant,
         )
@@ -308,14 +307,14 @@ class Planner:
         floor_s = self._config.saturation_s
         if floor_s is None or not policy.weighs_cache:
             return open_ones, "score"
-        least_s = min(c.queue_s for c in open_ones)
+        least_s = min([c.queue_s for c in open_ones])
         if least_s < floor_s:
             return open_ones, "score"
         return [c for c in open_ones if c.queue_s <= 2 * least_s], "affinity"
 
     def _touch(self, request: PlanRequest, candidates: Sequence[Candidate], now: float) -> float:
         """Count where a prompt parts from what is cached; return the heat there, 0 at its start."""
-        most = max(c.num_cached_tokens for c in candidates)
+        most = max([c.num_cached_tokens for c in candidates])
         if request.attempt > 1 or not most:
             return 0.0
         assert request.block_size is not None, "what is cached has a chain"
@@ -348,49 +347,32 @@ class Planner:
     def _candidates(
         self, request: PlanRequest, views: Sequence[TargetView], now: float
     ) -> list[Candidate]:
-        config = self._config
-        rates = comparable_rates(views, config.prefill_tokens_per_s)
-        longest = max((view.matched_blocks for view in views), default=0)
+        rates = comparable_rates(views, self._config.prefill_tokens_per_s)
+        longest = max([view.matched_blocks for view in views], default=0)
         longest = min(longest, len(request.hashes))
         num_shared = self._heat.num_shared_blocks(request.hashes, longest, now)
+        spared = False
         found = []
         for view, rate in zip(views, rates, strict=True):
             account = self.ledger.account(view.target)
-            queue = queue_of(view, account, rate)
-            excluded = self._exclusion(request, view, queue_s=queue[1], now=now)
+            queued = account.prefill_tokens + view.reserved_prefill_tokens
+            queue_s = queued / rate
+            excluded = self._guards.exclusion(request, view, queue_s=queue_s, now=now)
             found.append(
                 make_candidate(
                     request,
                     view,
                     account,
-                    queue=queue,
+                    queue=(queued, queue_s),
                     prefill_rate=rate,
                     num_shared_blocks=num_shared,
+                    spared=spared,
                     excluded=excluded,
-                    max_siblings=config.max_siblings,
+                    max_siblings=self._config.max_siblings,
                 )
             )
+            spared = spared or (excluded is None and self._reuse.is_deep)
         return found
-
-    def _exclusion(
-        self, request: PlanRequest, view: TargetView, *, queue_s: float, now: float
-    ) -> Exclusion | None:
-        replica = view.target.replica
-        if replica in request.tried:
-            return "tried"
-        if request.isolated and not view.isolates:
-            return "not_isolating"
-        if request.execution is not None and request.execution != view.execution:
-            return "other_execution"
-        if view.max_model_len is not None and request.num_total_tokens > view.max_model_len:
-            return "too_short"
-        if view.draining:
-            return "draining"
-        if replica in self._breakers and not self._breakers[replica].allows(now):
-            return "breaker_open"
-        if queue_s > self._config.max_queue_s:
-            return "saturated"
-        return None if view.live else "lapsed"
 
 
 def params_of(policy: Policy) -> dict[str, float]:

@@ -32,6 +32,9 @@ class PrefixCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     a target that holds less than half of the longest match of any costs `stay_factor` times the
     seconds that it would recompute, `max_stay_s` at most (chosen by replay, docs/routing.md). What
     several conversations begin with does not count for it: that is worth having twice.
+    A conversation that is new everywhere costs `start_weight` times its prefill more at a target
+    that is spared: while the caches lose conversations just before they come again, all but one
+    of the targets are filled more slowly, and keep theirs for longer.
     Costs within `tie_share` or `tie_s` of the best are equal: measured rates are no better than
     that.
     """
@@ -43,48 +46,55 @@ class PrefixCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     decode_horizon_tokens: NonNegative = 256.0
     stay_factor: NonNegative = 8.0
     max_stay_s: NonNegative = 8.0
+    start_weight: NonNegative = 1.0
     tie_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.05
     tie_s: NonNegative = 0.002
 
     def scores(self, request: PlanRequest, candidates: Sequence[Candidate]) -> list[float | None]:
         longest = _longest_match(candidates)
-        return [self._cost_s(c) + self._leaving_s(c, longest) for c in candidates]
+        found = list[float | None]()
+        for candidate in candidates:
+            extra_work_s, pressure_s, leaving_s, starting_s = self._charges_s(candidate, longest)
+            cost_s = candidate.expected_s + extra_work_s + pressure_s
+            found.append(cost_s + leaving_s + starting_s)
+        return found
 
     def tolerance(self, best: float) -> float:
         return max(self.tie_s, self.tie_share * best)
 
     def parts(self, candidate: Candidate, candidates: Sequence[Candidate]) -> tuple[ScorePart, ...]:
+        longest = _longest_match(candidates)
+        extra_work_s, pressure_s, leaving_s, starting_s = self._charges_s(candidate, longest)
         return (
             ScorePart("queue_s", candidate.queue_s),
             ScorePart("memory_s", candidate.memory_s),
             ScorePart("prefill_s", candidate.expected_s - candidate.queue_s - candidate.memory_s),
-            ScorePart("extra_work_s", self._extra_work_s(candidate)),
-            ScorePart("pressure_s", self._pressure_s(candidate)),
-            ScorePart("leaving_s", self._leaving_s(candidate, _longest_match(candidates))),
+            ScorePart("extra_work_s", extra_work_s),
+            ScorePart("pressure_s", pressure_s),
+            ScorePart("leaving_s", leaving_s),
+            ScorePart("starting_s", starting_s),
         )
 
-    def _cost_s(self, candidate: Candidate) -> float:
-        return candidate.expected_s + self._extra_work_s(candidate) + self._pressure_s(candidate)
+    def _charges_s(self, candidate: Candidate, longest: int) -> tuple[float, float, float, float]:
+        """Return the cost beyond the first token: extra work, pressure, leaving, starting.
 
-    def _leaving_s(self, candidate: Candidate, longest: int) -> float:
-        """Return what it costs later to part from what the others of a conversation need."""
-        held = _own_match(candidate)
-        if 2 * held >= longest:
-            return 0.0
-        lost_s = (longest - held) / candidate.prefill_tokens_per_s
-        return min(self.max_stay_s, self.stay_factor * lost_s)
-
-    def _extra_work_s(self, candidate: Candidate) -> float:
-        return self.work_weight * candidate.num_uncached_tokens / candidate.prefill_tokens_per_s
-
-    def _pressure_s(self, candidate: Candidate) -> float:
-        return self.decode_horizon_tokens * candidate.num_active / candidate.prefill_tokens_per_s
-
-
-def _own_match(candidate: Candidate) -> int:
-    """Return the tokens held that only one conversation has."""
-    return candidate.num_reusable_tokens - candidate.num_shared_tokens
+        Leaving is what it costs later to part from what the others of a conversation need,
+        starting what a new conversation takes from those that are kept there.
+        """
+        rate, leaving_s, starting_s = candidate.prefill_tokens_per_s, 0.0, 0.0
+        held = candidate.num_reusable_tokens - candidate.num_shared_tokens
+        if 2 * held < longest:
+            leaving_s = min(self.max_stay_s, self.stay_factor * ((longest - held) / rate))
+        if candidate.spared and not longest:
+            starting_s = self.start_weight * candidate.num_uncached_tokens / rate
+        return (
+            self.work_weight * candidate.num_uncached_tokens / rate,
+            self.decode_horizon_tokens * candidate.num_active / rate,
+            leaving_s,
+            starting_s,
+        )
 
 
 def _longest_match(candidates: Sequence[Candidate]) -> int:
-    return max(map(_own_match, candidates), default=0)
+    """Return the most tokens held anywhere that only one conversation has."""
+    return max([c.num_reusable_tokens - c.num_shared_tokens for c in candidates], default=0)

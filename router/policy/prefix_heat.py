@@ -31,18 +31,24 @@ class PrefixHeat:
     _heat: OrderedDict[bytes, _Heat] = field(default_factory=OrderedDict)
     # prefix -> its blocks, of those that were shared at some time; few, so that looking is quick
     _once_shared: dict[bytes, int] = field(default_factory=dict)
+    _lengths: list[int] = field(default_factory=list)  # of these, each once, the longest first
 
     def touch(self, prefix: bytes, num_blocks: int, now: float) -> float:
         """Count a placement that found a prefix and no more of its prompt; return the heat."""
-        heat = self._heat.setdefault(prefix, _Heat(0.0, now))
-        self._heat.move_to_end(prefix)
+        heat = self._heat.get(prefix)
+        if heat is None:
+            heat = self._heat[prefix] = _Heat(0.0, now)
+            if len(self._heat) > MAX_PREFIXES:
+                forgotten, _ = self._heat.popitem(last=False)
+                if self._once_shared.pop(forgotten, None) is not None:
+                    self._list_lengths()
+        else:
+            self._heat.move_to_end(prefix)
         heat.count = self._left(heat, now) + 1.0
         heat.at = now
-        if heat.count >= SHARED_BY:
+        if heat.count >= SHARED_BY and prefix not in self._once_shared:
             self._once_shared[prefix] = num_blocks
-        if len(self._heat) > MAX_PREFIXES:
-            forgotten, _ = self._heat.popitem(last=False)
-            self._once_shared.pop(forgotten, None)
+            self._list_lengths()
         return heat.count
 
     def num_shared_blocks(self, hashes: Sequence[bytes], longest: int, now: float) -> int:
@@ -50,11 +56,14 @@ class PrefixHeat:
 
         O(distinct lengths of shared prefixes), however long the prompt.
         """
-        for length in sorted(set(self._once_shared.values()), reverse=True):
+        for length in self._lengths:
             prefix = hashes[length - 1] if length <= longest else b""
             if prefix in self._once_shared and self._left(self._heat[prefix], now) >= SHARED_BY:
                 return length
         return 0
+
+    def _list_lengths(self) -> None:
+        self._lengths = sorted(set(self._once_shared.values()), reverse=True)
 
     def _left(self, heat: _Heat, now: float) -> float:
         return float(heat.count * 2.0 ** -((now - heat.at) / self.half_life_s))

@@ -96,7 +96,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     `queued_prefill_tokens` count the work sent by all gateways.
     `last_placed` is the ordinal of the newest placement there, 0 when there was none.
     `expected_s` is the estimate of seconds to the first token; of it, `queue_s` is spent waiting
-    for the prefill of others, and `memory_s` for room in the KV cache.
+    for the prefill of others, and `memory_s` for room in the KV cache. `spared`: what it holds is
+    worth more than elsewhere, so new conversations had better start elsewhere (reuse_depth.py).
     """
 
     target: Target
@@ -113,6 +114,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     queue_s: float
     memory_s: float = 0.0
     expected_s: float
+    spared: bool = False
     excluded: Exclusion | None = None
     score: float | None = None
 

@@ -36,8 +36,9 @@ class Admission:
         return self
 
     def __enter__(self) -> None:
+        if not self.num_admitted:
+            self._idle.clear()
         self.num_admitted += 1
-        self._idle.clear()
 
     def __exit__(self, *_: object) -> None:
         self.num_admitted -= 1

@@ -6,9 +6,9 @@ Whether there is another attempt is dispatch's decision; which replica, the plan
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import msgspec
-from msgspec import UNSET
 
 from engine.frontend.extension import FleetExtension
 from kvindex.foundation.clock import Clock
@@ -16,12 +16,13 @@ from kvindex.foundation.tracing import outgoing, span
 from router.config import RouterConfig
 from router.fleet.client import ReplicaClient, ReplicaFailure, Upstream
 from router.request.body import body_for_foreign, body_for_ours
-from router.request.chunks import Chunk, read_chunk
+from router.request.chunks import read_chunk
 from router.request.failure import as_drained
 from router.request.job import Job
 from router.request.placement import Placement
 from router.request.prepare import Prepared
-from router.request.relay import Relay, Sink
+from router.request.relay import Relay
+from router.request.sinks import Sink
 from router.request.watch import SilenceWatch
 
 _EXPECTED_FACTOR = 3.0
@@ -81,7 +82,7 @@ class AttemptRunner:
                     if not streams:
                         return await self._read_whole(job, placement, answer)
                     relay = self._relay(job, placement, sink, limit)
-                    with self._watch.watching(replica, limit):
+                    with self._watch.watching(replica, limit, relay):
                         await relay.run(answer)
                     return None
         except TimeoutError:
@@ -95,24 +96,13 @@ class AttemptRunner:
         return max(self._config.first_token_timeout_s, expected_s)
 
     def _relay(self, job: Job, placement: Placement, sink: Sink, limit: asyncio.Timeout) -> Relay:
-        execution = placement.replica.execution
-
-        def took(chunk: Chunk) -> None:
-            job.transcript.take(chunk, execution=execution)
-            # Where tokens come with their ids, the transcript has counted them.
-            if chunk.prefixfleet is UNSET and chunk.has_output:
-                job.num_output_chunks += 1
-            if chunk.usage:
-                job.usage = chunk.realised
-
         return Relay(
             sink,
             replica=placement.replica.id,
             limit=limit,
             stall_s=self._config.stall_timeout_s,
-            slow_client_s=self._config.write_timeout_s,
             on_output=lambda: self._note_output(job, placement),
-            on_chunk=took,
+            on_chunks=partial(job.took, execution=placement.replica.execution),
         )
 
     def _too_slow(self, placement: Placement, relay: Relay | None) -> ReplicaFailure:

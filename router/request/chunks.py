@@ -47,11 +47,6 @@ class Chunk(msgspec.Struct, frozen=True):
         return _has_output(choices[0]) if len(choices) == 1 else any(map(_has_output, choices))
 
     @property
-    def is_usage_only(self) -> bool:
-        """Whether it is the closing chunk that only `include_usage` asks for."""
-        return not self.choices and bool(self.usage)
-
-    @property
     def realised(self) -> RealisedUsage | None:
         """The usage it states, if any."""
         usage = self.usage
@@ -89,6 +84,8 @@ def read_chunk(data: bytes) -> Chunk:
 
 def read_chunks(several: Sequence[bytes]) -> list[Chunk]:
     """Read chunks that came together; raises msgspec.DecodeError when one of them is none."""
+    if len(several) == 1:
+        return [_decoder.decode(several[0])]
     return _several_decoder.decode(b"[" + b",".join(several) + b"]")
 
 
@@ -98,7 +95,7 @@ def presentable(data: bytes, chunk: Chunk, *, include_usage: bool) -> bytes | No
     Usage was asked for by the gateway, so it is taken out again unless the client wants it; the
     `prefixfleet` field never leaves the fleet.
     """
-    if not include_usage and chunk.is_usage_only:
+    if not include_usage and chunk.usage and not chunk.choices:
         return None
     if chunk.prefixfleet is not UNSET:
         return _without_progress(data, chunk, include_usage=include_usage)

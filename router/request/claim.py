@@ -11,6 +11,7 @@ import math
 
 from engine.frontend.charge import charge
 from engine.frontend.params import COMPLETION_MAX_TOKENS
+from router.observe.decisions import DecisionRecord
 from router.observe.metrics import GatewayMetrics
 from router.request.job import Job
 from router.request.limit_headers import budgets_of
@@ -18,7 +19,7 @@ from router.request.prepare import Prepared
 from router.request.usage import RealisedUsage
 from router.tenancy.limits import Claim, Verdict
 from router.tenancy.tenancy import Grant, Tenancy
-from router.tenancy.usage import UsageRecord
+from router.tenancy.usage import Outcome, UsageRecord
 
 log = logging.getLogger("prefixfleet.router.limits")
 
@@ -45,9 +46,9 @@ async def claim_tokens(
     return grant
 
 
-def usage_of(job: Job, *, status: int, now: float, ended_at: float) -> UsageRecord:
-    """Return a finished job's record; `now` on the monotonic clock, `ended_at` since the epoch."""
-    realised = job.usage or _run_so_far(job, status)
+def usage_of(job: Job, record: DecisionRecord) -> UsageRecord:
+    """Return what a finished job is charged; `record` tells the rest of it."""
+    realised = job.usage or _run_so_far(job, record.status)
     cached = realised.cached_tokens or 0
     uncached = realised.prompt_tokens - cached
     charged = charge(
@@ -56,22 +57,28 @@ def usage_of(job: Job, *, status: int, now: float, ended_at: float) -> UsageReco
         num_output_tokens=realised.completion_tokens,
     )
     return UsageRecord(
-        at=ended_at,
-        request_id=job.request_id,
-        tenant=job.tenant.name,
+        at=record.at,
+        request_id=record.request_id,
+        tenant=record.tenant,
         key=job.key_alias,
-        model=job.head.model,
+        model=record.model,
         uncached_tokens=uncached,
         cached_tokens=cached,
         output_tokens=realised.completion_tokens,
         charged_tokens=math.ceil(charged),
-        queue_s=job.queue_s,
-        ttft_s=job.ttft_s,
-        duration_s=now - job.started_at,
-        status=status,
-        outcome="ok" if status < 400 else "cancelled" if status == CLIENT_GONE else "failed",
+        queue_s=record.queue_s,
+        ttft_s=record.ttft_s,
+        duration_s=record.duration_s,
+        status=record.status,
+        outcome=_outcome(record.status),
         user=job.head.user,
     )
+
+
+def _outcome(status: int) -> Outcome:
+    if status == CLIENT_GONE:
+        return "cancelled"
+    return "ok" if status < 400 else "failed"
 
 
 def _max_output(job: Job, prepared: Prepared) -> int | None:
@@ -109,7 +116,7 @@ def _watch_budgets(job: Job, claim: Claim, verdict: Verdict, metrics: GatewayMet
     for scope, use in zip(claim.scopes, verdict.uses, strict=True):
         for words, limit, used in budgets_of(scope, use):
             if scope.name.startswith("tenant/"):
-                metrics.budget_used_of(job.tenant.name, words.split()[-1]).set(used / limit)
+                metrics.budget_used_of(job.tenant.name, words.split()[-1]).value = used / limit
             soft = scope.limits.soft_limit * limit
             if used - claim.num_tokens < soft <= used:
                 log.warning(

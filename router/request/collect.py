@@ -89,8 +89,10 @@ class ChunkFold:
         except msgspec.DecodeError as error:
             raise WireError(f"chunk of a replica: {error}") from None
         for chunk in chunks:
-            self._first = self._first or chunk
-            self._usage = chunk.usage or self._usage
+            if self._first is None:
+                self._first = chunk
+            if chunk.usage:
+                self._usage = chunk.usage
             if isinstance(chunk, ChatCompletionChunk):
                 self._add_chat(chunk)
             else:

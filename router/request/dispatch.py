@@ -28,7 +28,7 @@ from router.request.failure import as_request_error, quarantined
 from router.request.job import Job
 from router.request.placement import Placement, Placer, note_failure
 from router.request.prepare import Prepared
-from router.request.relay import FoldSink, Sink, StreamSink
+from router.request.sinks import FoldSink, Sink, StreamSink
 
 log = logging.getLogger("prefixfleet.router.dispatch")
 

@@ -5,15 +5,20 @@ Plain state: dispatch moves it on, settle reads it.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import UNSET
 
 from engine.frontend.errors import RequestError
+from kvindex.index import TargetMatch
 from router.config import TenantConfig
 from router.fleet.replica import Replica
 from router.policy.types import Decision, Place, PlanRequest
 from router.request.body import Endpoint, Fields, Head
+from router.request.chunks import Chunk
 from router.request.prepare import Prepared
 from router.request.resume import Transcript
 from router.request.usage import RealisedUsage
@@ -39,10 +44,12 @@ class Job:
 
     `request_id` is what the client sees; `unique_id` is what replicas and reservations go by, as
     two clients may send the same id. `late_error` ended a stream whose status line was out already.
+    `model_is_allowed`: its key may use the model, if it exists.
     `asked_model` is the name that the client gave, perhaps an alias of the served `head.model`.
     `grant` is set once the tenant's limits have let it in, `placed_at` when a replica was found.
     `served` is the placement whose replica gave the first output, and tells what it found cached.
     `block_size` is that of its model's pool, None without one; `record_number` is the recorder's.
+    `matching` is what the index is being asked for the first placement, until that takes it.
     `failed_by` are the replicas that have failed it, `num_deaths` counts those that died while it
     ran there. Instants are monotonic.
     """
@@ -58,10 +65,12 @@ class Job:
     seed: int
     started_at: float
     asked_model: str
+    model_is_allowed: bool
     model_is_known: bool = False
     prepared: Prepared | None = None
     block_size: int | None = None
     record_number: int | None = None
+    matching: asyncio.Task[list[TargetMatch] | None] | None = None
     grant: Grant | None = None
     placed_at: float | None = None
     first_token_at: float | None = None
@@ -123,6 +132,16 @@ class Job:
             if isinstance(record.decision, Place):
                 return record.decision
         return None
+
+    def took(self, chunks: Sequence[Chunk], *, execution: str | None) -> None:
+        """Note chunks that have been passed on; `execution` is what computed them."""
+        self.transcript.take(chunks, execution=execution)
+        for chunk in chunks:
+            # Where tokens come with their ids, the transcript has counted them.
+            if chunk.prefixfleet is UNSET and chunk.has_output:
+                self.num_output_chunks += 1
+            if chunk.usage:
+                self.usage = chunk.realised
 
     def forget_output(self) -> None:
         """Drop what an attempt has answered, because the next one begins anew."""

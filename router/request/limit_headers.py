@@ -37,7 +37,10 @@ def limit_headers(claim: Claim, verdict: Verdict) -> dict[str, str]:
     if tokens is not None:
         headers["x-ratelimit-limit-tokens"] = str(tokens.limit)
         headers["x-ratelimit-remaining-tokens"] = str(max(0, tokens.remaining))
-        headers["x-ratelimit-reset-tokens"] = duration(tokens.reset_s)
+        reset = headers.get("x-ratelimit-reset-requests")
+        if requests is None or reset is None or requests.reset_s != tokens.reset_s:
+            reset = duration(tokens.reset_s)
+        headers["x-ratelimit-reset-tokens"] = reset
     warnings = budget_warnings(pairs)
     if warnings:
         headers[BUDGET_WARNING] = "; ".join(warnings)

@@ -17,12 +17,11 @@ from kvindex.index import Reservation, TargetMatch
 from router.fleet.history import OwnHistory
 from router.fleet.index_access import IndexAccess, Release
 from router.fleet.own_reservations import ReservationKey
-from router.fleet.pools import Pool
 from router.fleet.replica import Replica
 from router.fleet.view import FleetView
 from router.policy.pending import pending_ttl_s
 from router.policy.planner import Outcome, Planner
-from router.policy.types import Candidate, NoReplica, Place, PlanRequest, Shed, TargetView, Wait
+from router.policy.types import NoReplica, Place, PlanRequest, Shed, TargetView, Wait
 from router.request.background import Background
 from router.request.job import AttemptRecord, Job
 from router.request.prepare import Prepared
@@ -49,15 +48,12 @@ class Placement:
         self._unique_id = unique_id
         self.attempt = attempt
         self.place = place
+        self.winner = place.winner
         self.replica = replica
         self.hashes = hashes
+        self.reserving: asyncio.Task[None] | None = None
         self.telling: asyncio.TimerHandle | None = None
         self._prefill_ended = False
-
-    @property
-    def winner(self) -> Candidate:
-        """The chosen target."""
-        return self.place.winner
 
     def first_token(self) -> None:
         """Note that the prefill is over; later calls do nothing."""
@@ -94,6 +90,15 @@ class Placer:
         self._clock = clock
         self._gateway = gateway
 
+    def ask(self, job: Job, prepared: Prepared) -> None:
+        """Begin to ask the index for the first placement, while its job waits for something else.
+
+        Whoever drops the job instead of placing it cancels `job.matching`.
+        """
+        if self._index is not None and self._view.pools_of(job.head.model):
+            loop = asyncio.get_running_loop()
+            job.matching = loop.create_task(self._match(job, prepared))
+
     async def place(self, job: Job, prepared: Prepared, *, attempt: int) -> Placement:
         """Choose a replica and reserve it, waiting for a turn where all are busy.
 
@@ -103,9 +108,7 @@ class Placer:
         model, has_waited = job.head.model, False
         try:
             while True:
-                matches = await self._match(
-                    self._view.pools_of(model), prepared.hashes, _num_prompt_tokens(job, prepared)
-                )
+                matches = await self._matches(job, prepared)
                 # From here to the placement nothing waits: all of it is of one moment.
                 request = self._request(job, prepared, attempt)
                 now = self._clock.monotonic()
@@ -130,19 +133,17 @@ class Placer:
             unique_id=job.unique_id,
             attempt=attempt,
             place=decision,
-            replica=self._serving(model, decision.winner.target.replica),
+            replica=self._view.serving_as(model, decision.winner.target.replica),
             hashes=prepared.hashes,
         )
-        await self._reserve(placement, job, prepared, matches)
+        self._reserve(placement, job, prepared, matches)
         return placement
 
-    def _serving(self, model: str, replica_id: str) -> Replica:
-        return next(r for r in self._view.serving(model) if r.id == replica_id)
-
     def _request(self, job: Job, prepared: Prepared, attempt: int) -> PlanRequest:
+        tenant = job.tenant
         return PlanRequest(
             request_id=job.unique_id,
-            tenant=job.tenant.name,
+            tenant=tenant.name,
             model=job.head.model,
             num_prompt_tokens=_num_prompt_tokens(job, prepared),
             num_total_tokens=prepared.num_total_tokens,
@@ -150,11 +151,11 @@ class Placer:
             hashes=prepared.hashes,
             isolated=job.is_isolated,
             attempt=attempt,
-            tried=frozenset(r.id for r in job.failed_by if not self._view.was_replaced(r)),
+            tried=self._tried(job) if job.failed_by else frozenset(),
             execution=job.transcript.execution if job.transcript.can_be_resumed else None,
             session=job.session,
             priority=job.priority,
-            weight=job.tenant.weight,
+            weight=tenant.weight,
         )
 
     def _views(
@@ -164,10 +165,16 @@ class Placer:
         matches: Sequence[TargetMatch] | None,
         now: float,
     ) -> list[TargetView]:
+        views, hashes = self._view.views(model, matches), prepared.hashes
+        if not hashes or all(view.mode != "FALLBACK" for view in views):
+            return views
         return [
-            self._with_history(view, prepared.hashes, now)
-            for view in self._view.views(model, matches)
+            self._with_history(view, hashes, now) if view.mode == "FALLBACK" else view
+            for view in views
         ]
+
+    def _tried(self, job: Job) -> frozenset[str]:
+        return frozenset(r.id for r in job.failed_by if not self._view.was_replaced(r))
 
     def first_token(self, placement: Placement, unique_id: str) -> None:
         """End the prefill of a placement in planner, history and index."""
@@ -201,33 +208,32 @@ class Placer:
             placement.telling.cancel()
         pool = placement.replica.pool
         if self._index is not None and pool is not None:
-            release = Release(
-                pool=pool.id,
-                target=placement.winner.target,
-                request_id=unique_id,
-                attempt=placement.attempt,
-            )
-            self._background.start(self._index.release(release))
+            key = (placement.winner.target, unique_id, placement.attempt)
+            release = Release(pool.id, key)
+            self._background.start(_release(self._index, release, after=placement.reserving))
 
     def _with_history(self, view: TargetView, hashes: Sequence[bytes], now: float) -> TargetView:
-        """Guess what a target holds from our own history, where nothing better is known."""
-        if view.mode != "FALLBACK":
-            return view
+        """Guess what a target holds from our own history."""
         guess = self._history.matched_blocks(view.target, hashes, now)
         return msgspec.structs.replace(view, matched_blocks=guess) if guess else view
 
-    async def _match(
-        self, pools: Sequence[Pool], hashes: tuple[bytes, ...], num_prompt_tokens: int
-    ) -> list[TargetMatch] | None:
+    async def _matches(self, job: Job, prepared: Prepared) -> list[TargetMatch] | None:
+        """Return what the index knows of a prompt; if `ask` has begun to ask, what it answers."""
+        matching, job.matching = job.matching, None
+        return await (self._match(job, prepared) if matching is None else matching)
+
+    async def _match(self, job: Job, prepared: Prepared) -> list[TargetMatch] | None:
         """Ask the index of every pool that serves the model, nearly always one.
 
         No engine takes the last token from its cache, so a block that ends with it is not asked
         about: what a hit of it would need says nothing about a shorter one.
         """
+        pools = self._view.pools_of(job.head.model)
         if self._index is None or not pools:
             return None
+        last = _num_prompt_tokens(job, prepared) - 1
         calls = [
-            self._index.match(pool.id, hashes[: (num_prompt_tokens - 1) // pool.scheme.block_size])
+            self._index.match(pool.id, prepared.hashes[: last // pool.scheme.block_size])
             for pool in pools
         ]
         answers = await asyncio.gather(*calls) if len(calls) > 1 else [await calls[0]]
@@ -236,7 +242,7 @@ class Placer:
             return None
         return [match for answer in known for match in answer]
 
-    async def _reserve(
+    def _reserve(
         self,
         placement: Placement,
         job: Job,
@@ -258,11 +264,17 @@ class Placer:
             pending=prepared.hashes[matched:],
             pending_ttl_s=pending_ttl_s(winner.expected_s),
         )
-        try:
-            await self._index.reserve(pool.id, reservation)
-        except BaseException:
-            placement.finish("abandoned")
-            raise
+        # Not waited for: others hear of it as soon, and the replica of its request sooner.
+        placement.reserving = self._background.start(self._index.reserve(pool.id, reservation))
+
+
+async def _release(
+    index: IndexAccess, release: Release, *, after: asyncio.Task[None] | None
+) -> None:
+    """Withdraw a reservation that the index has heard of by then, if it could."""
+    if after is not None and not after.done():
+        await asyncio.wait((after,))
+    await index.release(release)
 
 
 def _num_prompt_tokens(job: Job, prepared: Prepared) -> int:

@@ -80,7 +80,7 @@ class Preparer:
             chain_of=partial(hash_tokens, scheme=scheme, cache_salt=cache_salt, adapter=adapter),
             scope=cache_salt,
         )
-        if endpoint != "chat/completions" or len(body) > _SHORT_BYTES:
+        if len(body) > _SHORT_BYTES:
             return await self.run(lambda: encode(_read(body, endpoint, encoder)))
         asked = _read(body, endpoint, encoder)
         try:
@@ -146,7 +146,9 @@ def _encode(
             encoder.encode_chat(request, asked.text, scope=scope, max_new_chars=max_new_chars)
         ]
     else:
-        prompts = encoder.completion(request)
+        # Several short ones may be as long as one: they share what a thread saves.
+        each = None if max_new_chars is None else max_new_chars // len(request.prompts)
+        prompts = encoder.completion(request, max_new_chars=each)
     longest = max(map(len, prompts))
     hashes = chain_of(prompts[0])
     if len(prompts) > 1:

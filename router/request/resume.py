@@ -6,6 +6,7 @@ stream is resumed is dispatch's decision.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from msgspec import UNSET
@@ -44,24 +45,25 @@ class Transcript:
         """Whether all of the output is known by its tokens; False while there is none."""
         return self._created is not None and self.num_tokens > 0 and not self._has_gap
 
-    def take(self, chunk: Chunk, *, execution: str | None) -> None:
-        """Note a chunk that has been passed on; one without progress cannot be gone on from."""
-        if not chunk.choices:
-            return
-        progress = chunk.prefixfleet
-        if progress is UNSET:
-            self._has_gap = True
-            return
-        self.execution = execution
-        if self._created is None:
-            self._created = chunk.created
-        choice = self._choices.get(progress.choice)
-        if choice is None:
-            choice = self._choices[progress.choice] = _Choice()
-        choice.token_ids += progress.token_ids
-        choice.text_length = progress.text_length
-        choice.num_cached_tokens = progress.num_cached_tokens or choice.num_cached_tokens
-        choice.finished = choice.finished or chunk.choices[0].finish_reason is not None
+    def take(self, chunks: Sequence[Chunk], *, execution: str | None) -> None:
+        """Note chunks that have been passed on; what is without progress cannot be gone on from."""
+        for chunk in chunks:
+            if not chunk.choices:
+                continue
+            progress = chunk.prefixfleet
+            if progress is UNSET:
+                self._has_gap = True
+                continue
+            self.execution = execution
+            if self._created is None:
+                self._created = chunk.created
+            choice = self._choices.get(progress.choice)
+            if choice is None:
+                choice = self._choices[progress.choice] = _Choice()
+            choice.token_ids += progress.token_ids
+            choice.text_length = progress.text_length
+            choice.num_cached_tokens = progress.num_cached_tokens or choice.num_cached_tokens
+            choice.finished = choice.finished or chunk.choices[0].finish_reason is not None
 
     def resume(self) -> Resume | None:
         """Return what a replica needs to go on, None when it has to begin."""

@@ -83,8 +83,8 @@ class Settler:
         now = self._clock.monotonic()
         record = self._record(job, status=status, now=now)
         self._decisions.add(record)
-        self._tally(job, now)
-        self._charge(job, status=status, now=now)
+        self._tally(job, record, now)
+        self._charge(job, record)
         if self._recorder is not None and job.record_number is not None:
             self._recorder.end(job.record_number, recorded(job, status=status))
         place = job.placed
@@ -118,21 +118,21 @@ class Settler:
             num_resumes=job.num_resumes,
         )
 
-    def _tally(self, job: Job, now: float) -> None:
+    def _tally(self, job: Job, record: DecisionRecord, now: float) -> None:
         if job.prepared is not None and job.block_size is not None:
             self._prefixes.add(
                 job.prepared.hashes,
                 block_size=job.block_size,
-                model=job.head.model,
-                tenant=job.tenant.name,
+                model=record.model,
+                tenant=record.tenant,
                 now=now,
             )
 
-    def _charge(self, job: Job, *, status: int, now: float) -> None:
+    def _charge(self, job: Job, record: DecisionRecord) -> None:
         """Charge the tenant for what ran of a job that its limits had let in."""
         if job.grant is not None:
-            usage = usage_of(job, status=status, now=now, ended_at=self._clock.now())
-            self._metrics.charged_tokens.labels(usage.model, usage.tenant).inc(usage.charged_tokens)
+            usage = usage_of(job, record)
+            self._metrics.charged_tokens_of(usage.model, usage.tenant).inc(usage.charged_tokens)
             self._tenancy.settle(job.grant, usage)
             if self._usage_files is not None:
                 self._usage_files.write(usage)
@@ -140,7 +140,7 @@ class Settler:
     def _count(self, job: Job, record: DecisionRecord, *, policy: str) -> None:
         # A model that nobody serves is the client's invention, and no label.
         labels = (record.model if job.model_is_known else UNKNOWN_MODEL, record.tenant)
-        self._metrics.requests.labels(*labels, policy, record.status).inc()
+        self._metrics.requests_of(*labels, policy, record.status).inc()
         timings, usage = self._metrics.timings_of(*labels), record.usage
         timings.duration.observe(record.duration_s)
         if record.ttft_s is not None:
@@ -152,16 +152,20 @@ class Settler:
         metrics.completion_tokens.inc(usage.completion_tokens)
         if usage.cached_tokens is None or record.num_predicted_tokens is None:
             return
-        metrics.available.inc(record.num_available_tokens or 0)
-        metrics.predicted.inc(record.num_predicted_tokens)
-        metrics.realised.inc(usage.cached_tokens)
+        if record.num_available_tokens:
+            metrics.available.inc(record.num_available_tokens)
+        if record.num_predicted_tokens:
+            metrics.predicted.inc(record.num_predicted_tokens)
+        if usage.cached_tokens:
+            metrics.realised.inc(usage.cached_tokens)
         place = job.served or job.placed
         if place is not None:
             prompts, cached = self._metrics.prompts_of(place.winner.target.replica)
             prompts.inc(usage.prompt_tokens)
-            cached.inc(usage.cached_tokens)
+            if usage.cached_tokens:
+                cached.inc(usage.cached_tokens)
         if record.cause is not None:
-            self._metrics.causes.labels(*labels, record.cause).inc()
+            self._metrics.causes_of(*labels, record.cause).inc()
 
 
 def _cause(job: Job) -> Cause | None:

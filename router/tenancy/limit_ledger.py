@@ -20,7 +20,6 @@ from router.tenancy.limits import (
     LimitHit,
     LimitKind,
     Notice,
-    Scope,
     ScopeUse,
     Settlement,
     Spent,
@@ -101,24 +100,34 @@ class LimitLedger:
     def reserve(self, claim: Claim, *, gateway: str, now: float) -> Verdict:
         """Count a claim in all of its scopes, or in none."""
         periods = periods_at(now)
+        accounts = [self._account_now(scope.name, gateway, now) for scope in claim.scopes]
         hit = None
         if claim.id not in self._claims and claim.id not in self._settled:
-            hit = self._first_hit(claim, gateway, periods, now)
+            hit = _first_hit(claim, accounts, periods, now)
             if hit is None:
-                self._count(claim, gateway, periods, now)
-        uses = [self._use(scope.name, gateway, periods, now) for scope in claim.scopes]
+                self._count(claim, accounts, gateway, periods, now)
+        uses = [
+            _use(scope.name, account, periods, now)
+            for scope, account in zip(claim.scopes, accounts, strict=True)
+        ]
         return Verdict(uses=tuple(uses), hit=hit)
 
     def count(self, claim: Claim, *, gateway: str, now: float) -> None:
         """Count a claim without asking whether it fits."""
-        self._count(claim, gateway, periods_at(now), now)
+        accounts = [self._account_now(scope.name, gateway, now) for scope in claim.scopes]
+        self._count(claim, accounts, gateway, periods_at(now), now)
 
-    def _count(self, claim: Claim, gateway: str, periods: Periods, now: float) -> None:
+    def _count(
+        self,
+        claim: Claim,
+        accounts: Sequence[_Account],
+        gateway: str,
+        periods: Periods,
+        now: float,
+    ) -> None:
         second = math.floor(now)
         self._claims[claim.id] = _Claimed(gateway, claim.num_tokens, second, periods)
-        for scope in claim.scopes:
-            account = self._account(scope.name)
-            account.clear(second)
+        for account in accounts:
             account.add(second, num_requests=1, num_tokens=claim.num_tokens)
             account.running[gateway] = account.running.get(gateway, 0) + 1
             for period in (periods.day, periods.month):
@@ -142,7 +151,9 @@ class LimitLedger:
     def uses(self, scopes: Sequence[str], *, gateway: str, now: float) -> list[ScopeUse]:
         """Tell what scopes have used."""
         periods = periods_at(now)
-        return [self._use(scope, gateway, periods, now) for scope in scopes]
+        return [
+            _use(scope, self._account_now(scope, gateway, now), periods, now) for scope in scopes
+        ]
 
     def spent(self, scope: str, period: str) -> int:
         """Return the tokens that a scope was charged for in a day or month."""
@@ -188,7 +199,7 @@ class LimitLedger:
         """Return an account without what counts no more."""
         account = self._account(scope)
         account.clear(math.floor(now))
-        if any(name != gateway for name in account.running):
+        if not account.running.keys() <= {gateway}:
             account.running = {
                 name: number
                 for name, number in account.running.items()
@@ -209,53 +220,50 @@ class LimitLedger:
         elif claimed.second in account.buckets:
             account.add(claimed.second, num_tokens=difference)
 
-    def _use(self, scope: str, gateway: str, periods: Periods, now: float) -> ScopeUse:
-        account = self._account_now(scope, gateway, now)
-        buckets = account.buckets
-        return ScopeUse(
-            scope=scope,
-            num_requests=account.num_requests,
-            num_tokens=account.num_tokens,
-            reset_s=max(buckets) + WINDOW_S + 1 - now if buckets else 0.0,
-            num_running=sum(account.running.values()),
-            day_tokens=account.spent.get(periods.day, 0),
-            month_tokens=account.spent.get(periods.month, 0),
-        )
 
-    def _first_hit(
-        self, claim: Claim, gateway: str, periods: Periods, now: float
-    ) -> LimitHit | None:
-        for scope in claim.scopes:
-            account = self._account_now(scope.name, gateway, now)
-            kind = _exceeded(scope.limits, account, periods, claim.num_tokens)
-            if kind is not None:
-                limit = limits_by_kind(scope.limits)[kind]
-                retry_after_s = self._retry_after_s(scope, kind, limit, claim, periods, now)
-                return LimitHit(
-                    scope=scope.name, kind=kind, limit=limit, retry_after_s=retry_after_s
-                )
-        return None
+def _use(scope: str, account: _Account, periods: Periods, now: float) -> ScopeUse:
+    buckets = account.buckets
+    return ScopeUse(
+        scope=scope,
+        num_requests=account.num_requests,
+        num_tokens=account.num_tokens,
+        reset_s=max(buckets) + WINDOW_S + 1 - now if buckets else 0.0,
+        num_running=sum(account.running.values()),
+        day_tokens=account.spent.get(periods.day, 0),
+        month_tokens=account.spent.get(periods.month, 0),
+    )
 
-    def _retry_after_s(
-        self,
-        scope: Scope,
-        kind: LimitKind,
-        limit: int,
-        claim: Claim,
-        periods: Periods,
-        now: float,
-    ) -> float:
-        fixed_s = fixed_wait_s(kind, periods)
-        if fixed_s is not None:
-            return fixed_s
-        buckets = sorted(self._account(scope.name).buckets.items())
-        sizes = [
-            (at, bucket.num_requests if kind == "requests" else bucket.num_tokens)
-            for at, bucket in buckets
-        ]
-        excess = sum(size for _, size in sizes) - limit
-        excess += 1 if kind == "requests" else claim.num_tokens
-        return wait_s(sizes, excess=excess, now=now)
+
+def _first_hit(
+    claim: Claim, accounts: Sequence[_Account], periods: Periods, now: float
+) -> LimitHit | None:
+    for scope, account in zip(claim.scopes, accounts, strict=True):
+        kind = _exceeded(scope.limits, account, periods, claim.num_tokens)
+        if kind is not None:
+            limit = limits_by_kind(scope.limits)[kind]
+            retry_after_s = _retry_after_s(account, kind, limit, claim, periods, now)
+            return LimitHit(scope=scope.name, kind=kind, limit=limit, retry_after_s=retry_after_s)
+    return None
+
+
+def _retry_after_s(
+    account: _Account,
+    kind: LimitKind,
+    limit: int,
+    claim: Claim,
+    periods: Periods,
+    now: float,
+) -> float:
+    fixed_s = fixed_wait_s(kind, periods)
+    if fixed_s is not None:
+        return fixed_s
+    sizes = [
+        (at, bucket.num_requests if kind == "requests" else bucket.num_tokens)
+        for at, bucket in sorted(account.buckets.items())
+    ]
+    excess = sum(size for _, size in sizes) - limit
+    excess += 1 if kind == "requests" else claim.num_tokens
+    return wait_s(sizes, excess=excess, now=now)
 
 
 def wait_s(sizes: Sequence[tuple[int, int]], *, excess: int, now: float) -> float:

@@ -64,7 +64,7 @@ class Tenancy:
         clock: Clock,
         lease_s: float,
         exchange: Exchange,
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self.live = live
         self.limiter = stores.limiter
@@ -170,7 +170,7 @@ class Tenancy:
                 num_tokens=num_prompt_tokens + tokens,
             )
             verdict, current = await self._try(claim, identity, model)
-            if current == identity:
+            if current is identity or current == identity:
                 break
             identity = current
         if verdict.hit is not None:
@@ -205,13 +205,13 @@ class Tenancy:
         except BaseException:
             self._spawn(self.limiter.settle(_settlement(claim, 0, None)))
             raise
-        if current != identity:
+        if current is not identity and current != identity:
             await self.limiter.settle(_settlement(claim, 0, None))
         return verdict, current
 
     def _identify_again(self, identity: Identity, model: str) -> Identity:
         current = self.directory.identify_again(identity, now=self._clock.now())
-        if current.model_of(model) is None:
+        if current is not identity and current.model_of(model) is None:
             raise unknown_model(model)
         return current
 
@@ -227,5 +227,5 @@ def unknown_model(name: str) -> RequestError:
 
 
 def _settlement(claim: Claim, num_tokens: int, usage: UsageRecord | None) -> Settlement:
-    scopes = tuple(scope.name for scope in claim.scopes)
+    scopes = tuple([scope.name for scope in claim.scopes])
     return Settlement(id=claim.id, scopes=scopes, num_tokens=num_tokens, usage=usage)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.frontend.errors import RequestError
 from kvindex.foundation.errors import ConfigError
@@ -29,26 +29,23 @@ class Identity:
 
     `sent_hash` is that of the key that was sent, None without one: where nobody has a key, it is
     not looked at, and yet it may count a moment later. `by_operator`: no client sent anything, an
-    operator acts as the tenant.
+    operator acts as the tenant. `scopes` are those whose limits hold: the tenant, and the key if it
+    has limits of its own.
     """
 
     tenant: TenantConfig
     key: TenantKey | None = None
     sent_hash: str | None = None
     by_operator: bool = False
+    scopes: tuple[Scope, ...] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scopes", _scopes_of(self.tenant, self.key))
 
     @property
     def key_alias(self) -> str:
         """What the key is called in logs and bills; "" when anonymous or without an alias."""
         return self.key.alias if self.key is not None else ""
-
-    @property
-    def scopes(self) -> tuple[Scope, ...]:
-        """Whose limits hold: the tenant's, and the key's own if it has any."""
-        tenant = Scope(f"tenant/{self.tenant.name}", self.tenant.limits)
-        if self.key is None or self.key.limits == Limits():
-            return (tenant,)
-        return (tenant, Scope(f"key/{self.key.hash}", self.key.limits))
 
     def model_of(self, name: str) -> str | None:
         """Return the model that a name means to this key, None when it may not use it."""
@@ -68,6 +65,13 @@ class Identity:
         return {name: model for name, model in found.items() if model in models}
 
 
+def _scopes_of(tenant: TenantConfig, key: TenantKey | None) -> tuple[Scope, ...]:
+    of_tenant = Scope(f"tenant/{tenant.name}", tenant.limits)
+    if key is None or key.limits == Limits():
+        return (of_tenant,)
+    return (of_tenant, Scope(f"key/{key.hash}", key.limits))
+
+
 class TenantDirectory:
     """All tenants and keys at one moment; immutable, so a change is a swap.
 
@@ -82,6 +86,7 @@ class TenantDirectory:
         self.declared = {tenant.name: tenant for tenant in declared}
         self._by_hash: dict[str, tuple[str, TenantKey]] = {}
         self._by_name: dict[str, TenantConfig] = {}
+        self._identities: dict[str, Identity] = {}
         self._anonymous: TenantConfig | None = None
         for tenant in declared:
             self._declare(tenant)
@@ -138,7 +143,10 @@ class TenantDirectory:
             raise RequestError("unauthorized", "the tenant of this API key is blocked")
         if key.expires_at is not None and now >= key.expires_at:
             raise RequestError("unauthorized", "this API key has expired")
-        return Identity(tenant, key, hashed)
+        known = self._identities.get(hashed)
+        if known is None:
+            known = self._identities[hashed] = Identity(tenant, key, hashed)
+        return known
 
     def _identify_nobody(self, hashed: str | None) -> Identity:
         if self._anonymous is None or self._anonymous.blocked:

@@ -11,6 +11,8 @@ from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
+Outcome = Literal["ok", "cancelled", "failed"]
+
 
 class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One request as its tenant is charged for it.
@@ -34,7 +36,7 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
     ttft_s: float | None
     duration_s: float
     status: int
-    outcome: Literal["ok", "cancelled", "failed"]
+    outcome: Outcome
     user: str | None = None
 
 

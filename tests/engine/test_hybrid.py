@@ -90,6 +90,97 @@ def test_where_requests_part_the_second_leaves_a_state_for_the_third() -> None:
     assert [run(core, r).cached[r.request_id] for r in requests] == [0, 0, 16]
 
 
+def cached_states(core: EngineCore) -> list[int]:
+    """Return after how many of the tokens 0, 1, 2... a state is cached in group 1."""
+    chain = hash_tokens(range(BLOCK_SIZE * 30), core.config.hash_scheme)
+    lengths = {block_hash: (i + 1) * BLOCK_SIZE for i, block_hash in enumerate(chain)}
+    return sorted(lengths[h] for h in core.kv_cache.pool.cached_hashes(1) if h in lengths)
+
+
+def test_a_long_prompt_leaves_the_state_at_its_end_not_one_for_every_chunk() -> None:
+    core = make_hybrid_core((FullAttention(), LinearState()), budget=8)
+    run(core, make_request("a", range(102), max_tokens=1))
+    assert cached_states(core) == [100]
+    assert core.kv_cache.pool.num_cached_hashes == 25 + 1
+    assert run(core, make_request("b", range(102))).cached["b"] == 100
+
+
+def test_while_a_prompt_is_computed_its_latest_state_is_cached() -> None:
+    core = make_hybrid_core((FullAttention(), LinearState()), budget=10)
+    core.add(make_request("a", range(102), max_tokens=1))
+    found = []
+    for _ in range(4):
+        core.step()
+        found.append(cached_states(core))
+    assert found == [[8], [20], [28], [40]]
+
+
+def test_an_answer_leaves_the_state_at_its_last_full_block() -> None:
+    core = make_hybrid_core((FullAttention(), LinearState()))
+    first = make_request("a", range(10), max_tokens=33)
+    answer = run(core, first).tokens["a"]
+    assert cached_states(core) == [8]
+    assert len(list(core.kv_cache.pool.cached_hashes(1))) == 2
+    follow_up = make_request("b", [*range(10), *answer, 7, 8])
+    assert run(core, follow_up).cached["b"] == 40
+    assert run(core, make_request("c", [*range(10), 9])).cached["c"] == 8
+
+
+def test_states_that_are_replaced_are_told_as_stored_and_removed() -> None:
+    core = make_hybrid_core((LinearState(),), budget=8)
+    run(core, make_request("a", range(22), max_tokens=1))
+    chain = hash_tokens(range(22), core.config.hash_scheme)
+    told = [
+        (type(event), event.block_hashes[0])
+        for event in core.take_events()
+        if isinstance(event, BlockStored | BlockRemoved)
+    ]
+    assert told == [
+        (BlockStored, chain[1]),
+        (BlockStored, chain[3]),
+        (BlockRemoved, chain[1]),
+        (BlockStored, chain[4]),
+        (BlockRemoved, chain[3]),
+    ]
+
+
+def test_a_request_leaves_a_state_where_those_that_wait_part_from_it() -> None:
+    """However its prompt is cut into chunks."""
+    groups: tuple[KVGroupSpec, ...] = (FullAttention(), LinearState())
+    for budget in (5, 16, 64):
+        core = make_hybrid_core(groups, budget=budget)
+        requests = [
+            make_request("a", range(60)),
+            make_request("b", [*range(20), *[99] * 8]),
+            make_request("c", [*range(20), *[98] * 8]),
+        ]
+        result = run(core, *requests)
+        assert result.cached == {"a": 0, "b": 20, "c": 20}
+        assert result.tokens == {r.request_id: alone_with(groups, r) for r in requests}
+        assert cached_states(core) == [20, 60]
+        core.add(make_request("d", range(60)))
+        live = core.scheduler.requests["d"]
+        assert core.kv_cache.prefixes.partings(live, 0, 60) == set()
+
+
+def test_a_preempted_request_goes_on_from_its_latest_state() -> None:
+    core = make_hybrid_core((FullAttention(), LinearState()), budget=8)
+    request = make_request("a", range(50), max_tokens=6)
+    core.add(request)
+    step_until_computed(core, "a", 24)
+    core.scheduler.withdraw_steps()
+    core.step()
+    assert core.scheduler.requests["a"].num_computed_tokens == 32
+    result = Run(core).to_end()
+    assert result.tokens["a"] == alone_with(core.executor.info.kv_groups, request)
+
+
+def test_where_requests_part_within_a_coarse_block_is_seen() -> None:
+    core = make_hybrid_core((FullAttention(block_size=48), LinearState()))
+    requests = [make_request(f"r{i}", [*range(28), *[100 + i] * 14]) for i in range(3)]
+    assert [run(core, r).cached[r.request_id] for r in requests] == [0, 0, 28]
+
+
 @pytest.mark.fault("engine-37")
 def test_a_state_that_is_being_written_delays_its_reader_by_a_step() -> None:
     groups: tuple[KVGroupSpec, ...] = (FullAttention(), LinearState(block_size=8))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -11,7 +12,9 @@ from aiohttp.test_utils import TestServer
 
 from router.fleet.client import ReplicaClient, ReplicaFailure
 from router.request.chunks import Chunk
-from router.request.relay import FoldSink, Relay, Sink
+from router.request.relay import Relay
+from router.request.sinks import FoldSink, Sink
+from tests.conditions import until
 
 ROLE = b'{"choices":[{"index":0,"delta":{"role":"assistant"}}]}'
 HELLO = b'{"choices":[{"index":0,"delta":{"content":"Hello"}}]}'
@@ -24,12 +27,24 @@ def events(*chunks: bytes) -> bytes:
 
 @dataclass(slots=True)
 class SeenSink:
-    """Notes what happens to it, in order."""
+    """Notes what happens to it, in order; `waits` for whoever it passes chunks on to."""
 
     seen: list[bytes | str] = field(default_factory=list)
+    waits: bool = True
 
-    def accept(self, data: bytes, chunk: Chunk) -> None:
-        self.seen.append(data)
+    def accept(self, data: Sequence[bytes], chunks: Sequence[Chunk]) -> None:
+        assert len(data) == len(chunks)
+        self.seen += data
+
+    def pass_on(self, data: Sequence[bytes], chunks: Sequence[Chunk]) -> bool:
+        if not self.waits:
+            self.accept(data, chunks)
+        return self.flush_at_once()
+
+    def flush_at_once(self) -> bool:
+        if not self.waits:
+            self.seen.append("at once")
+        return not self.waits
 
     async def flush(self) -> None:
         self.seen.append("flush")
@@ -41,19 +56,25 @@ class SeenSink:
         return False
 
 
-async def relayed(sent: bytes, sink: Sink) -> list[str]:
-    """Relay a body that comes in one piece; return whether and after how many chunks it spoke."""
+async def relayed(sent: bytes, sink: Sink, *later: bytes) -> list[str]:
+    """Relay a body that comes in one piece; return what the relay has told of it.
+
+    What comes `later` is sent, piece by piece, when something was told of the piece before.
+    """
 
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         await response.write(sent)
+        for piece in later:
+            told = len(noted)
+            await until(lambda told=told: len(noted) > told)  # type: ignore[misc]
+            await response.write(piece)
         return response
 
     app, client = web.Application(), ReplicaClient(connect_timeout_s=5)
     app.router.add_post("/", answer)
     noted: list[str] = []
-    await client.start()
     try:
         async with TestServer(app) as server, asyncio.timeout(10) as limit:
             url = str(server.make_url("/"))
@@ -63,12 +84,11 @@ async def relayed(sent: bytes, sink: Sink) -> list[str]:
                     replica="r0",
                     limit=limit,
                     stall_s=5,
-                    slow_client_s=1,
                     on_output=lambda: noted.append("output"),
-                    on_chunk=lambda chunk: noted.append("chunk"),
+                    on_chunks=lambda chunks: noted.append(f"{len(chunks)} chunks"),
                 ).run(upstream)
     finally:
-        await client.close()
+        client.close()
     return noted
 
 
@@ -76,7 +96,7 @@ async def test_chunks_that_come_together_go_with_the_end_marker() -> None:
     sink = SeenSink()
     noted = await relayed(events(ROLE, HELLO, WORLD, b"[DONE]"), sink)
     assert sink.seen == [ROLE, HELLO, WORLD, "done"]
-    assert noted == ["chunk", "output", "chunk", "chunk"]
+    assert noted == ["output", "3 chunks"]
 
 
 async def test_what_came_before_a_chunk_that_is_none_is_passed_on() -> None:
@@ -106,3 +126,38 @@ async def test_chunks_of_another_shape_are_no_whole_answer(noise: bytes) -> None
     with pytest.raises(ReplicaFailure, match="r0: chunk of a replica") as caught:
         await relayed(events(noise, b"[DONE]"), FoldSink("chat/completions"))
     assert caught.value.cause == "lost"
+
+
+async def test_pieces_of_a_stream_are_passed_on_one_by_one() -> None:
+    sink = SeenSink(waits=False)
+    noted = await relayed(
+        events(ROLE, HELLO), sink, events(WORLD), events(WORLD, WORLD), events(HELLO, b"[DONE]")
+    )
+    assert noted == ["output", "2 chunks", "1 chunks", "2 chunks", "1 chunks"]
+    passed_on = [ROLE, HELLO, "at once", WORLD, "at once", WORLD, WORLD, "at once", HELLO, "done"]
+    assert sink.seen == passed_on
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        (events(b'{"choices":'), "r0 sent no chunk"),
+        (events(b'{"error":{"message":"no more"}}'), "r0 gave up: no more"),
+        (b"data: {", r"ended its stream without \[DONE\]"),
+    ],
+)
+async def test_a_piece_that_is_wrong_ends_the_stream_behind_those_before_it(
+    last: bytes, reason: str
+) -> None:
+    sink = SeenSink(waits=False)
+    with pytest.raises(ReplicaFailure, match=reason):
+        await relayed(events(HELLO), sink, events(WORLD), events(HELLO) + last)
+    assert sink.seen[:4] == [HELLO, "at once", WORLD, "at once"]
+    assert sink.seen[4:] == [HELLO, "at once"]
+
+
+async def test_an_event_in_two_pieces_is_one() -> None:
+    sink, half = SeenSink(waits=False), len(WORLD) // 2
+    sent = events(HELLO) + b"data: " + WORLD[:half]
+    await relayed(sent, sink, WORLD[half:] + b"\n\n" + events(HELLO, b"[DONE]"))
+    assert sink.seen == [HELLO, "at once", WORLD, HELLO, "done"]

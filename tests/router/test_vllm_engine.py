@@ -48,12 +48,11 @@ async def engine(**answers: Any) -> AsyncIterator[VllmEngine]:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     client = ReplicaClient(connect_timeout_s=2.0)
-    await client.start()
     try:
         port = runner.addresses[0][1]
         yield VllmEngine(f"http://127.0.0.1:{port}", client=client, headers={})
     finally:
-        await client.close()
+        client.close()
         await runner.cleanup()
 
 

@@ -23,3 +23,9 @@ def test_a_part_of_the_rows_may_be_looked_at() -> None:
     assert best_tokens(ROWS[[1, 0]]).tolist() == [2, 1]
     assert finite_rows(ROWS[::2]).tolist() == [True, False]
     assert finite_rows(torch.empty(0, 3)).tolist() == []
+
+
+def test_finite_numbers_whose_sum_is_too_large_are_finite() -> None:
+    rows = torch.full((2, 8), 3e38)
+    rows[1, 3] = torch.inf
+    assert finite_rows(rows).tolist() == [True, False]

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from engine.frontend.errors import RequestError
 from engine.messages import (
@@ -50,6 +49,7 @@ from engine.messages import (
     WakeUp,
 )
 from kvindex.foundation.errors import DependencyError
+from worker.core.arrivals import Arrivals
 from worker.core.client import EngineClient
 from worker.core.core_link import CLOSE_TIMEOUT_S, AnswerT, CoreSockets, core_argv, decode
 from worker.core.output_router import OutputRouter
@@ -62,12 +62,13 @@ class ProcessClient:
     """EngineClient over an engine-core process; made by `await ProcessClient.start(...)`."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, sockets: CoreSockets[zmq.asyncio.Socket]
+        self, process: asyncio.subprocess.Process, sockets: CoreSockets[zmq.Socket[bytes]]
     ) -> None:
         self._process = process
         self._sockets = sockets
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromCore] = msgspec.msgpack.Decoder(FromCore)
+        self._arrivals = Arrivals(sockets.output)
         self._router = OutputRouter()
         self._calls: dict[int, asyncio.Future[msgspec.Raw]] = {}
         self._num_calls = 0
@@ -92,7 +93,7 @@ class ProcessClient:
         alone. Raises DependencyError when the core ends or stays silent instead; nothing of it is
         left then.
         """
-        sockets = CoreSockets(socket_dir, zmq.asyncio.Context())
+        sockets = CoreSockets(socket_dir, zmq.Context())
         process = await asyncio.create_subprocess_exec(*core_argv(), stdin=asyncio.subprocess.PIPE)
         assert process.stdin is not None
         client = cls(process, sockets)
@@ -212,6 +213,7 @@ class ProcessClient:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._die("the engine was closed")
+        self._arrivals.stop()
         self._sockets.close()
 
     async def _call(self, utility: Utility, answer: type[AnswerT]) -> AnswerT:
@@ -229,12 +231,13 @@ class ProcessClient:
             del self._calls[call_id]
 
     async def _send(self, message: ToCore) -> None:
-        await self._sockets.input.send(self._encoder.encode(message))
+        # Nothing bounds the queue to the core, so this never waits.
+        self._sockets.input.send(self._encoder.encode(message), zmq.NOBLOCK)
 
     async def _read(self) -> None:
         """Take in what the core sends, until this client is closed."""
         while True:
-            message = decode(self._decoder, await self._sockets.output.recv(), _log)
+            message = decode(self._decoder, await self._arrivals.next(), _log)
             if message is not None:
                 self.last_heard_at = time.monotonic()
                 await self._take(message)

@@ -108,10 +108,9 @@ class TokenChooser:
         slots = self._requests.slots(request_ids)
         num_outputs = self._requests.num_tokens[slots] - self._requests.num_prompt_tokens[slots]
         masks, unusable = grammar_masks(self._grammars, request_ids)
-        finite = finite_rows(logits)
         unusable |= {
             request_ids[int(i)]: f"the logits of output token {num_outputs[i]} are not finite"
-            for i in np.flatnonzero(~finite)
+            for i in np.flatnonzero(~finite_rows(logits))
         }
         constrained = ruled(logits, masks)
         good = np.array([i for i, each in enumerate(request_ids) if each not in unusable], np.int64)

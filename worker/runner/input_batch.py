@@ -42,19 +42,23 @@ def build_input_batch(
 
     The last `num_drafts` of them stand in the table behind the known tokens.
     """
-    ends = np.cumsum(num_scheduled)
-    starts = ends - num_scheduled
+    ends = num_scheduled.cumsum()
     num_computed = table.num_computed[slots]
-    token_slots = np.repeat(slots, num_scheduled)
-    offsets = np.arange(ends[-1]) - np.repeat(starts, num_scheduled)
-    positions = np.repeat(num_computed, num_scheduled) + offsets
+    token_slots, positions = slots, num_computed
+    if ends[-1] > len(slots):
+        token_slots = np.repeat(slots, num_scheduled)
+        offsets = np.arange(ends[-1]) - np.repeat(ends - num_scheduled, num_scheduled)
+        positions = np.repeat(num_computed, num_scheduled) + offsets
     num_blocks = -(-int(positions.max() + 1) // block_size)
     tables = [group[slots, :num_blocks] for group in table.block_ids]
-    sampling = np.flatnonzero(num_computed + num_scheduled == table.num_tokens[slots] + num_drafts)
-    num_logits = 1 + num_drafts[sampling]
-    first_logits = np.cumsum(num_logits) - num_logits
-    first_rows = ends[sampling] - num_logits
-    logits_rows = np.repeat(first_rows - first_logits, num_logits) + np.arange(num_logits.sum())
+    is_sampled = num_computed + num_scheduled == table.num_tokens[slots] + num_drafts
+    (sampling,) = is_sampled.nonzero()
+    logits_rows, first_logits = ends[sampling] - 1, np.arange(len(sampling))
+    if num_drafts.any():
+        num_logits = 1 + num_drafts[sampling]
+        first_logits = num_logits.cumsum() - num_logits
+        first_rows = ends[sampling] - num_logits - first_logits
+        logits_rows = np.repeat(first_rows, num_logits) + np.arange(num_logits.sum())
     return InputBatch(
         slots=slots,
         num_scheduled=num_scheduled,

@@ -16,8 +16,11 @@ from worker.runner.request_state import Int64Array
 def finite_rows(logits: torch.Tensor) -> npt.NDArray[np.bool_]:
     """Tell of each row of logits [rows, vocab_size] whether all of it is finite."""
     if logits.is_cpu:
-        on_cpu: npt.NDArray[np.bool_] = np.isfinite(logits.numpy()).all(axis=-1)
-        return on_cpu
+        rows = logits.numpy()
+        with np.errstate(invalid="ignore", over="ignore"):
+            # A sum of finite numbers may overflow, but hardly ever does.
+            on_cpu: npt.NDArray[np.bool_] = np.isfinite(rows.sum(axis=-1))
+        return on_cpu if on_cpu.all() else np.isfinite(rows).all(axis=-1)
     found: npt.NDArray[np.bool_] = logits.isfinite().all(dim=-1).cpu().numpy()
     return found
 

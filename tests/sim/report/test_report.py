@@ -81,7 +81,7 @@ def test_the_text_has_a_line_per_replica() -> None:
 
 
 def test_the_page_is_one_file_without_scripts_or_links() -> None:
-    rows = [row(line, float(line), [1, 2, line % 7]) for line in range(1, 50)]
+    rows = [row(line, float(line), [1, 2, 10 + line % 7]) for line in range(1, 50)]
     traffic = describe_traffic(arrivals(rows), block_size=BLOCK_SIZE)
     document = page("trace.jsonl", [report(mode="open"), report(policy="greedy_prefix")], traffic)
     assert document == page(

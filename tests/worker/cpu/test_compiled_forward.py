@@ -181,6 +181,27 @@ def test_logits_of_no_row_are_none(tmp_path: Path) -> None:
     assert logits.shape == (0, VOCAB_SIZE)
 
 
+def test_logits_stay_what_they_are_while_somebody_reads_them(tmp_path: Path) -> None:
+    """Steps of few rows write where the last one did, once nobody reads that any more."""
+    model = load(write_tiny_model(tmp_path, **WIDE), torch.float32, compiled=True)
+    cache = empty_cache(model)
+    expected = logits_of(model, cache, [150])
+
+    def decode(position: int) -> torch.Tensor:
+        return model.forward(
+            torch.tensor(PROMPT[position : position + 1]),
+            torch.tensor([position]),
+            cache=cache,
+            plan=AttentionPlan(np.array([1]), np.array([position]), TABLE[None, :], BLOCK_SIZE),
+            rows=torch.tensor([0]),
+        )
+
+    kept = [decode(position)[0] for position in (40, 50, 60)]
+    assert torch.equal(torch.stack(kept), expected[[40, 50, 60]])
+    place = decode(70).data_ptr()
+    assert decode(80).data_ptr() == place
+
+
 def test_what_cannot_be_deterministic_is_refused(tmp_path: Path) -> None:
     folder = write_tiny_model(tmp_path, **WIDE)
     config = msgspec.structs.replace(

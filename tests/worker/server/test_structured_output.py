@@ -43,7 +43,7 @@ def json_schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 async def test_a_json_schema_is_kept_by_every_choice(replica: RunningReplica) -> None:
-    answer = await ask(replica, response_format=json_schema(CITY), n=8, max_tokens=200)
+    answer = await ask(replica, response_format=json_schema(CITY), n=8, seed=3, max_tokens=200)
     said = [json.loads(choice["message"]["content"]) for choice in answer["choices"]]
     assert {found["city"] for found in said} == {"Rome", "Oslo"}
     assert {type(found["warm"]) for found in said} == {bool}
@@ -69,9 +69,9 @@ async def test_a_json_schema_is_kept_by_every_choice(replica: RunningReplica) ->
 async def test_every_field_that_rules_the_output_holds_for_chats_and_completions(
     replica: RunningReplica, fields: dict[str, Any], texts: set[str]
 ) -> None:
-    chat = await ask(replica, **fields, n=12)
+    chat = await ask(replica, **fields, n=12, seed=3)
     assert {choice["message"]["content"] for choice in chat["choices"]} == texts
-    plain = await ask(replica, "completions", **fields, n=12)
+    plain = await ask(replica, "completions", **fields, n=12, seed=3)
     assert {choice["text"] for choice in plain["choices"]} == texts
 
 

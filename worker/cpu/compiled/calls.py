@@ -27,6 +27,12 @@ def call4(typing, function, a, b, c, d):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
+def call6(typing, function, a, b, c, d, e, f):  # type: ignore[no-untyped-def]
+    """Call the function of six integers at an address."""
+    return types.void(*[types.intp] * 7), _call
+
+
+@intrinsic
 def call7(typing, function, a, b, c, d, e, f, g):  # type: ignore[no-untyped-def]
     """Call the function of seven integers at an address."""
     return types.void(*[types.intp] * 8), _call

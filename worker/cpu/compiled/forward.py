@@ -7,6 +7,7 @@ exact.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -19,16 +20,18 @@ from worker.cpu.compiled.crew import Crew
 from worker.cpu.compiled.entry import compiled_step, kernel_folder
 from worker.cpu.compiled.sizes import (
     CHUNK,
+    COUNTER_BYTES,
     FEW_TOKENS,
     FIRST_STAGES,
     LAST_STAGES,
+    MOST_PARTS,
     PANEL,
     QUERY_ROWS,
-    STAGE_BYTES,
     STAGES_PER_LAYER,
+    STREAMS,
     TILE_FLOATS,
 )
-from worker.cpu.compiled.step_record import LAYER, PRODUCTS, STEP
+from worker.cpu.compiled.step_record import LAYER, PLACE, PRODUCTS, STEP
 from worker.cpu.compiled.tile_library import tile_addresses
 from worker.cpu.compiled.tiles import STORAGES
 from worker.cpu.compiled.vector_code import LANES, Storage
@@ -45,6 +48,9 @@ _STORAGE_OF: dict[torch.dtype, Storage] = {
     torch.float8_e4m3fn: "float8",
 }
 
+
+_OWN_REFERENCES = 2
+"""To an array that an attribute and a call in progress know, and no one else."""
 
 _LINE_FLOATS = 32
 """Of two lines of cache, which some processors fetch together."""
@@ -105,6 +111,13 @@ class CompiledForward:
         self._kept: list[torch.Tensor] = []
         self._buffers: dict[str, npt.NDArray[np.generic]] = {}
         self._record = np.zeros(1, STEP)
+        self._record["eps"][0] = config.rms_norm_eps
+        self._fields = self._record.view(np.int64)
+        self._cache_place: tuple[object, ...] = ()
+        self._num_tokens = 0
+        self._vocab_size = len(head)
+        self._logits = np.empty((FEW_TOKENS, len(head)), np.float32)
+        self._singles = _singles(FEW_TOKENS)
         self._layers = np.array([self._addresses(layer) for layer in layers], np.int64)
         self._set(
             num_layers=len(layers),
@@ -122,10 +135,9 @@ class CompiledForward:
             head=self._address_of("head", head),
             rotary=self._address_of("rotary", rotary),
             num_positions=rotary.shape[1],
-            num_threads=self._crew.size,
+            num_parts=self._num_parts,
             tiles=self._tiles.ctypes.data,
             query_rows=QUERY_ROWS,
-            eps=config.rms_norm_eps,
         )
 
     def __call__(
@@ -139,17 +151,20 @@ class CompiledForward:
     ) -> torch.Tensor:
         """Do what LlamaModel.forward does, with the same arguments and result."""
         self._crew.settle()
-        num_tokens, num_rows = len(token_ids), len(rows)
+        num_tokens, num_rows = token_ids.shape[0], rows.shape[0]
+        is_decode = num_tokens == len(plan.num_queries)
         tables = np.ascontiguousarray(plan.block_tables, np.int32)
+        segments = self._segments(plan.num_queries, is_decode=is_decode)
         requests = np.repeat(np.arange(len(plan.num_queries)), plan.num_queries)
-        segments = segments_of(plan.num_queries, max(1, QUERY_ROWS // self._group))
-        logits = torch.empty(num_rows, int(self._record["vocab_size"][0]))
+        logits = self._room_for_logits(num_rows)
         self._set_cache(cache, plan.block_size)
+        if max(num_tokens, num_rows) > self._num_tokens:
+            self._set_buffers(max(num_tokens, num_rows))
         self._set(
             num_tokens=num_tokens,
             num_rows=num_rows,
             num_segments=len(segments),
-            is_decode=bool((plan.num_queries == 1).all()),
+            is_decode=is_decode,
             table_width=tables.shape[1],
             token_ids=token_ids.data_ptr(),
             positions=positions.data_ptr(),
@@ -158,23 +173,51 @@ class CompiledForward:
             segments=segments.ctypes.data,
             rows=rows.data_ptr(),
             logits=logits.data_ptr(),
+            counters=self._counters(),
         )
-        self._set_buffers(max(num_tokens, num_rows), num_tokens)
         # A helper on its way out still reads weights and rows.
         kept = (self._record, self._buffers, self._layers, self._tiles, self._kept, rows)
         self._crew.run(self._run, self._record.ctypes.data, keeps=kept)
         return logits
 
     @property
+    def _num_parts(self) -> int:
+        return min(self._crew.size, MOST_PARTS)
+
+    @property
     def _group(self) -> int:
         return self._config.num_heads // self._config.num_kv_heads
 
-    def _set(self, **fields: float) -> None:
+    def _set(self, **fields: int) -> None:
         for name, value in fields.items():
-            self._record[name][0] = value
+            self._fields[PLACE[name]] = value
+
+    def _segments(self, num_queries: Int64Array, *, is_decode: bool) -> Int64Array:
+        if not is_decode:
+            return segments_of(num_queries, max(1, QUERY_ROWS // self._group))
+        if len(num_queries) > len(self._singles):
+            self._singles = _singles(len(num_queries))
+        return self._singles[: len(num_queries)]
+
+    def _room_for_logits(self, num_rows: int) -> torch.Tensor:
+        """Return room for [num_rows, vocab_size]: of few rows, the last one if nobody reads it now.
+
+        Fresh memory costs a page fault for each page, and giving it back costs as much again.
+        """
+        is_free = sys.getrefcount(self._logits) == _OWN_REFERENCES
+        if num_rows > len(self._logits):
+            return torch.empty(num_rows, self._vocab_size)
+        if not is_free:
+            self._logits = np.empty_like(self._logits)
+        return torch.from_numpy(self._logits[:num_rows])
 
     def _set_cache(self, cache: Cache, block_size: int) -> None:
         keys = cache.keys
+        place = keys.data_ptr(), cache.values.data_ptr(), keys.dtype, keys.shape, block_size
+        if place == self._cache_place:
+            return
+        self._cache_place = place
+        self._num_tokens = 0  # Buffers depend on the size of blocks.
         assert keys.is_contiguous()
         assert cache.values.is_contiguous()
         self._set(
@@ -193,7 +236,9 @@ class CompiledForward:
             width += block_size
         return width
 
-    def _set_buffers(self, num_rows: int, num_tokens: int) -> None:
+    def _set_buffers(self, num_tokens: int) -> None:
+        """Make room for steps of so many tokens, or fewer."""
+        self._num_tokens = num_tokens
         config = self._config
         inner, head_dim = config.intermediate_size, config.head_dim
         attended = config.num_heads * head_dim
@@ -202,10 +247,11 @@ class CompiledForward:
         scratch += FEW_TOKENS * config.hidden_size
         attention = QUERY_ROWS * (2 * head_dim + chunk + 2) + TILE_FLOATS
         # No line of cache belongs to two threads.
-        scratch = _whole_lines(scratch + max(attention, num_tokens * PANEL)) + _LINE_FLOATS
+        beside = num_tokens * PANEL + FEW_TOKENS * STREAMS * LANES
+        scratch = _whole_lines(scratch + max(attention, beside)) + _LINE_FLOATS
         sizes = {
             "hidden": num_tokens * config.hidden_size,
-            "normed": num_rows * config.hidden_size,
+            "normed": num_tokens * config.hidden_size,
             "qkv": num_tokens * (attended + 2 * config.num_kv_heads * head_dim),
             "attended": num_tokens * attended,
             "gated": num_tokens * inner,
@@ -213,7 +259,6 @@ class CompiledForward:
         }
         self._set(
             scratch_floats=scratch,
-            counters=self._counters(),
             **{name: self._buffer(name, size) for name, size in sizes.items()},
         )
 
@@ -221,7 +266,8 @@ class CompiledForward:
         """Return the address of zeroed counters for every stage."""
         if "counters" not in self._buffers:
             stages = FIRST_STAGES + STAGES_PER_LAYER * self._config.num_layers + LAST_STAGES
-            self._buffers["counters"] = np.zeros(stages * STAGE_BYTES // 8, np.int64)
+            num_bytes = stages * (1 + self._num_parts) * COUNTER_BYTES
+            self._buffers["counters"] = np.zeros(num_bytes // 8, np.int64)
         self._buffers["counters"].fill(0)
         return self._buffers["counters"].ctypes.data
 
@@ -256,6 +302,11 @@ class CompiledForward:
         tensor = tensor.contiguous()
         self._kept.append(tensor)
         return tensor.data_ptr()
+
+
+def _singles(count: int) -> Int64Array:
+    """Return the segments of as many requests with a token each."""
+    return segments_of(np.ones(count, np.int64), 1)
 
 
 def _whole_lines(floats: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from worker.cpu.compiled.calls import ask_for, call4, call7
+from worker.cpu.compiled.calls import ask_for, call4, call6, call7
 from worker.cpu.compiled.inner import inner
 from worker.cpu.compiled.tiles import MIX, NUM_STORAGES, SOFTMAX
 from worker.cpu.compiled.vector_code import LANES, LINE_BYTES
@@ -92,7 +92,7 @@ def _score(queries, num_rows, keys, is_half, stride, count, scores, at, tile, ti
             shape = (6 if columns == 4 else 7) if rows == 3 else (8 if columns == 4 else 5)
             place = keys + column * stride * size
             function = tiles[NUM_STORAGES * shape + is_half]
-            call7(function, x, depth, place, stride, depth, tile.ctypes.data, place)
+            call6(function, x, depth, place, stride, depth, tile.ctypes.data)
             for r in range(rows):
                 for c in range(columns):
                     scores[row + r, at + column + c] = tile[r * columns + c]

@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numba import carray
 
-from worker.cpu.compiled.calls import call7, pointer
+from worker.cpu.compiled.calls import call6, pointer
 from worker.cpu.compiled.inner import inner
+from worker.cpu.compiled.sizes import STREAMS
 from worker.cpu.compiled.tiles import NUM_STORAGES
 
 WIDEN_ROWS = 12
@@ -30,37 +31,86 @@ def item_bytes(storage):  # type: ignore[no-untyped-def]
 
 
 @inner
-def multiply(  # type: ignore[no-untyped-def]
-    x, num_rows, depth, w, storage, scales, columns, ahead, out, out_stride, adds, tiles, scratch
-):
-    """Set (or add to) out [num_rows, columns] the product of x [num_rows, depth] and weights.
+def streams_for(num_rows):  # type: ignore[no-untyped-def]
+    """Return at how many places a weight is read side by side.
 
-    x, w, scales, out are addresses; rows of out are out_stride floats apart, and scales is 0 where
-    columns have none. Weights that lie `ahead` bytes behind w are asked for meanwhile. scratch is
-    (tile [12], panel [PANEL * depth]). `columns` is at most PANEL.
+    Few rows wait for memory: each column of their first tile is a stream of its own then.
+    """
+    if num_rows >= WIDEN_ROWS:
+        return 1
+    return 3 if num_rows >= 4 else (4 if num_rows >= 2 else STREAMS)
+
+
+@inner
+def multiply(  # type: ignore[no-untyped-def]
+    x, num_rows, depth, weight, columns, target, tiles, scratch
+):
+    """Set (or add to) an output [num_rows, columns] the product of x [num_rows, depth] and weights.
+
+    weight is (address, storage, address of scales or 0). `columns` is (streams, apart, count):
+    column s * apart + i is computed for each s < streams and i < count, with streams as
+    `streams_for` has them, or 1. Memory is read soonest where a tile's columns are streams of
+    their own, far apart. target is (address, floats between rows, floats between streams, adds).
+    scratch is (tile, panel); a panel holds all the columns, from WIDEN_ROWS rows on.
     """
     tile, panel = scratch
+    w, storage, scales = weight
+    streams, between, count = columns
+    out, stride, apart, adds = target
+    one = np.int64(1)
     if storage and num_rows >= WIDEN_ROWS:
-        widen(w, storage, panel.ctypes.data, columns * depth)
-        w, storage, ahead = np.int64(panel.ctypes.data), np.int64(0), np.int64(0)
-    size = item_bytes(storage)
+        wide = panel.ctypes.data
+        for stream in range(streams):
+            place = w + stream * between * depth * item_bytes(storage)
+            widen(place, storage, wide + stream * count * depth * 4, count * depth)
+        w, storage, between = np.int64(wide), np.int64(0), count
     row = 0
     while row < num_rows:
         left = num_rows - row
         rows, width, shape = (4, 3, 0) if left >= 4 else ((2, 4, 2) if left >= 2 else (1, 8, 4))
-        place = x + row * depth * 4
-        column = 0
-        while column < columns:
-            wide = columns - column >= width
-            step = width if wide else 1
-            function = tiles[NUM_STORAGES * (shape if wide else shape + 1) + storage]
-            weights = w + column * depth * size
-            call7(function, place, depth, weights, depth, depth, tile.ctypes.data, weights + ahead)
-            if scales:
-                _scale(tile, rows, step, scales + column * 4)
-            _put(tile, rows, step, out + (row * out_stride + column) * 4, out_stride, adds)
-            column += step
+        line = x + row * depth * 4, depth
+        first = out + row * stride * 4
+        function = tiles[NUM_STORAGES * shape + storage]
+        single = tiles[NUM_STORAGES * (shape + 1) + storage]
+        if width == streams:
+            source = w, storage, scales, between, columns[1]
+            goal = first, stride, apart, adds
+            _run_tiles(function, line, source, goal, (rows, width), count, one, tile)
+        else:
+            num_wide = count // width
+            behind = num_wide * width
+            for stream in range(streams):
+                place = w + stream * between * depth * item_bytes(storage)
+                factors = scales + stream * columns[1] * 4 if scales else scales
+                begin = first + stream * apart * 4
+                source, goal = (place, storage, factors, one, one), (begin, stride, one, adds)
+                many = np.int64(width)
+                _run_tiles(function, line, source, goal, (rows, width), num_wide, many, tile)
+                place += behind * depth * item_bytes(storage)
+                factors = factors + behind * 4 if scales else scales
+                source = place, storage, factors, one, one
+                goal = begin + behind * 4, stride, one, adds
+                _run_tiles(single, line, source, goal, (rows, 1), count - behind, one, tile)
         row += rows
+
+
+@inner
+def _run_tiles(function, line, weight, target, shape, num_tiles, advance, tile):  # type: ignore[no-untyped-def]
+    """Compute tiles of some columns each; one begins `advance` columns behind another.
+
+    A tile's columns are `between` apart in the weight, and `apart` in its scales and the output.
+    """
+    x, depth = line
+    w, storage, scales, between, scales_apart = weight
+    out, stride, apart, adds = target
+    rows, width = shape
+    column_bytes = depth * item_bytes(storage)
+    for i in range(num_tiles):
+        at = i * advance
+        call6(function, x, depth, w + at * column_bytes, between * depth, depth, tile.ctypes.data)
+        if scales:
+            _scale(tile, rows, width, scales + at * 4, scales_apart)
+        _put(tile, rows, width, out + at * 4, stride, apart, adds)
 
 
 @inner
@@ -83,19 +133,19 @@ def widen(source, storage, target, count):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _scale(tile, rows, columns, scales):  # type: ignore[no-untyped-def]
-    factors = carray(pointer(scales), (columns,), np.float32)
+def _scale(tile, rows, columns, scales, apart):  # type: ignore[no-untyped-def]
+    factors = carray(pointer(scales), (columns, apart), np.float32)
     for r in range(rows):
         for c in range(columns):
-            tile[r * columns + c] *= factors[c]
+            tile[r * columns + c] *= factors[c, 0]
 
 
 @inner
-def _put(tile, rows, columns, out, stride, adds):  # type: ignore[no-untyped-def]
-    target = carray(pointer(out), (rows, stride), np.float32)
+def _put(tile, rows, columns, out, stride, apart, adds):  # type: ignore[no-untyped-def]
     for r in range(rows):
+        target = carray(pointer(out + r * stride * 4), (columns, apart), np.float32)
         for c in range(columns):
             value = tile[r * columns + c]
             if adds:
-                value += target[r, c]
-            target[r, c] = value
+                value += target[c, 0]
+            target[c, 0] = value

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from worker.cpu.compiled.vector_code import LANES
 
-STAGE_BYTES = 128
-"""Of counters per stage: units claimed, and at half of it units done, each in a line of cache."""
+COUNTER_BYTES = 64
+"""A counter has a line of cache of its own."""
+
+MOST_PARTS = 8
+"""The units of a stage are claimed part by part, one part per thread, but no more than these."""
 
 FIRST_STAGES = 1
 STAGES_PER_LAYER = 8
@@ -19,6 +22,9 @@ FEW_TOKENS = 4
 
 PANEL = 3 * LANES
 """Columns computed at a time: a multiple of every tile's columns, and of a vector."""
+
+STREAMS = 8
+"""The most places that a weight is read at side by side: columns of the widest tile."""
 
 TILE_FLOATS = 16
 """Room for the results of a tile."""

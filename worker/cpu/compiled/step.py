@@ -11,26 +11,25 @@ import numpy as np
 from numba import carray
 
 from worker.cpu.compiled.calls import call4, pointer
-from worker.cpu.compiled.crew_code import claim, finish, wait
+from worker.cpu.compiled.crew_code import finish, next_unit
 from worker.cpu.compiled.inner import inner
 from worker.cpu.compiled.paged import attend
-from worker.cpu.compiled.products import item_bytes, multiply
+from worker.cpu.compiled.products import item_bytes, multiply, streams_for
 from worker.cpu.compiled.rows import add, embed, normalize, rotate, store
 from worker.cpu.compiled.sizes import (
     FEW_TOKENS,
     FIRST_STAGES,
     PANEL,
     STAGES_PER_LAYER,
+    STREAMS,
     TILE_FLOATS,
 )
 from worker.cpu.compiled.step_record import LAYER
 from worker.cpu.compiled.tiles import NUM_TILES, SILU
+from worker.cpu.compiled.vector_code import LANES
 
 _TOKENS = 4
 """Tokens per unit of the stages that go token by token."""
-
-_HEAD_PANELS = 4
-"""Panels per unit of the head, whose columns are many."""
 
 _COLUMNS = len(LAYER)
 _INPUT_NORM, _QKV, _OUT, _GATE_UP, _DOWN, _POST_NORM, _QKV_BIAS, _FIRST_SCALES = np.arange(8)
@@ -47,15 +46,15 @@ def run(step, thread):  # type: ignore[no-untyped-def]
     heads = step.num_heads * step.head_dim
     fused = heads + 2 * step.num_kv_heads * step.head_dim
     # Numbers by type: numba would compile a version of each function for each literal.
-    zero, one, head_panels = np.int64(0), np.int64(1), np.int64(_HEAD_PANELS)
-    _embed(step, zero)
+    zero, one = np.int64(0), np.int64(1)
+    _embed(step, zero, thread)
     stage = np.int64(FIRST_STAGES)
     for layer in range(step.num_layers):
         own = layers[layer]
         x = _norm(step, stage, own[_INPUT_NORM], scratch)
         _project(step, stage + 1, own, _QKV, x, hidden, fused, step.qkv, zero, scratch)
         if not step.is_decode:
-            _rotate_and_store(step, stage + 2, layer, own[_QKV_BIAS])
+            _rotate_and_store(step, stage + 2, layer, own[_QKV_BIAS], thread)
         _attend(step, stage + 3, layer, own[_QKV_BIAS], scratch)
         x = step.attended
         _project(step, stage + 4, own, _OUT, x, heads, hidden, step.hidden, one, scratch)
@@ -67,10 +66,8 @@ def run(step, thread):  # type: ignore[no-untyped-def]
     if step.num_rows:
         x = _norm_rows(step, stage, scratch)
         weight = step.head, step.ends_are_half, zero
-        _product(
-            step, stage + 1, x, hidden, step.num_rows, weight, step.vocab_size, step.logits, zero,
-            head_panels, scratch,
-        )  # fmt: skip
+        out = step.logits, zero
+        _product(step, stage + 1, x, hidden, step.num_rows, weight, step.vocab_size, out, scratch)
 
 
 @inner
@@ -90,29 +87,31 @@ def _units(count, size):  # type: ignore[no-untyped-def]
 
 @inner
 def _thread_scratch(step, thread):  # type: ignore[no-untyped-def]
-    """Return ((tile, panel), normed, rest) of this thread's own memory; the last two are addresses.
+    """Return ((tile, panel), normed, rest, thread); the second and third are addresses.
 
-    They hold what is multiplied, the norms of FEW_TOKENS, and what a stage needs besides.
+    All is this thread's own: what is multiplied, the norms of FEW_TOKENS, what a stage needs
+    besides.
     """
     start = step.scratch + thread * step.scratch_floats * 4
     depth = max(step.hidden_size, step.inner_size, step.num_heads * step.head_dim)
     tile = _floats(start, (TILE_FLOATS,))
     panel = _floats(start + TILE_FLOATS * 4, (PANEL * depth,))
     normed = start + TILE_FLOATS * 4 + PANEL * depth * 4
-    return (tile, panel), normed, normed + FEW_TOKENS * step.hidden_size * 4
+    return (tile, panel), normed, normed + FEW_TOKENS * step.hidden_size * 4, thread
 
 
 @inner
-def _embed(step, stage):  # type: ignore[no-untyped-def]
+def _embed(step, stage, thread):  # type: ignore[no-untyped-def]
     """Set hidden to the embeddings of the tokens."""
     hidden = _floats(step.hidden, (step.num_tokens, step.hidden_size))
     token_ids = _integers(step.token_ids, (step.num_tokens,))
-    unit = claim(step.counters, stage)
-    while unit < step.num_tokens:
+    num_units, done = step.num_tokens, 0
+    turn, unit = next_unit(step, stage, thread, 0, num_units)
+    while unit < num_units:
         embed(step.embedding, step.ends_are_half, token_ids[unit], hidden[unit])
-        finish(step.counters, stage)
-        unit = claim(step.counters, stage)
-    wait(step.counters, stage, step.num_tokens)
+        done += 1
+        turn, unit = next_unit(step, stage, thread, turn, num_units)
+    finish(step, stage, done, num_units)
 
 
 @inner
@@ -130,74 +129,93 @@ def _norm(step, stage, weight, scratch):  # type: ignore[no-untyped-def]
             normalize(hidden[token], weights, step.eps, own[token])
         return scratch[1]
     normed = _floats(step.normed, (step.num_tokens, step.hidden_size))
-    num_units = _units(step.num_tokens, np.int64(_TOKENS))
-    unit = claim(step.counters, stage)
+    num_units, done = _units(step.num_tokens, np.int64(_TOKENS)), 0
+    turn, unit = next_unit(step, stage, scratch[3], 0, num_units)
     while unit < num_units:
         for token in range(unit * _TOKENS, min((unit + 1) * _TOKENS, step.num_tokens)):
             normalize(hidden[token], weights, step.eps, normed[token])
-        finish(step.counters, stage)
-        unit = claim(step.counters, stage)
-    wait(step.counters, stage, num_units)
+        done += 1
+        turn, unit = next_unit(step, stage, scratch[3], turn, num_units)
+    finish(step, stage, done, num_units)
     return step.normed
 
 
 @inner
 def _project(step, stage, layer, product, x, depth, columns, out, adds, scratch):  # type: ignore[no-untyped-def]
-    """Do what _product does, with all tokens and a product of a layer; a unit is a panel."""
+    """Do what _product does, with all tokens and a product of a layer."""
     weight = layer[product], step.storage, layer[product + _SCALES_BEHIND]
-    panels = np.int64(1)
-    _product(step, stage, x, depth, step.num_tokens, weight, columns, out, adds, panels, scratch)
+    _product(step, stage, x, depth, step.num_tokens, weight, columns, (out, adds), scratch)
 
 
 @inner
-def _product(step, stage, x, depth, num_rows, weight, columns, out, adds, panels, scratch):  # type: ignore[no-untyped-def]
+def _product(step, stage, x, depth, num_rows, weight, columns, target, scratch):  # type: ignore[no-untyped-def]
     """Set out [num_rows, columns] to x [num_rows, depth] times a weight, or add it if `adds`.
 
-    weight is (address, storage, address of scales or 0). A unit is `panels` panels of columns.
-    What is asked for ahead is the unit that this thread is likely to claim next.
+    weight is (address, storage, address of scales or 0), target is (out, adds).
     """
     tiles = _integers(step.tiles, (NUM_TILES,))
-    address, storage, scales = weight
-    column_bytes = depth * item_bytes(storage)
-    num_panels = _units(columns, np.int64(PANEL))
-    num_units = _units(num_panels, panels)
-    ahead = step.num_threads * panels * PANEL * column_bytes
-    unit = claim(step.counters, stage)
+    out, adds = target
+    streams, apart, segment = _streams(num_rows, columns)
+    num_whole, num_units = _column_units(streams, apart, segment, columns)
+    done = 0
+    turn, unit = next_unit(step, stage, scratch[3], 0, num_units)
     while unit < num_units:
-        for index in range(unit * panels, min((unit + 1) * panels, num_panels)):
-            at = index * PANEL
-            multiply(
-                x,
-                num_rows,
-                depth,
-                address + at * column_bytes,
-                storage,
-                scales + at * 4 if scales else scales,
-                min(PANEL, columns - at),
-                ahead,
-                out + at * 4,
-                columns,
-                adds,
-                tiles,
-                scratch[0],
-            )
-        finish(step.counters, stage)
-        unit = claim(step.counters, stage)
-    wait(step.counters, stage, num_units)
+        at, part = _columns_of(unit, num_whole, streams, apart, segment, columns)
+        place = out + at * 4, columns, part[1], adds
+        multiply(x, num_rows, depth, _from(weight, at, depth), part, place, tiles, scratch[0])
+        done += 1
+        turn, unit = next_unit(step, stage, scratch[3], turn, num_units)
+    finish(step, stage, done, num_units)
 
 
 @inner
-def _rotate_and_store(step, stage, layer, bias):  # type: ignore[no-untyped-def]
+def _streams(num_rows, columns):  # type: ignore[no-untyped-def]
+    """Return how columns are shared out: (streams, columns of each, columns of each in a unit).
+
+    What is left over by streams of whole vectors is a unit for itself.
+    """
+    streams = np.int64(streams_for(num_rows))
+    segment = np.int64(PANEL // streams if streams in (1, STREAMS) else LANES)
+    return streams, columns // (streams * LANES) * LANES, segment
+
+
+@inner
+def _column_units(streams, apart, segment, columns):  # type: ignore[no-untyped-def]
+    """Return (units of all streams, all units)."""
+    num_whole = _units(apart, segment)
+    return num_whole, num_whole + (1 if columns > streams * apart else 0)
+
+
+@inner
+def _columns_of(unit, num_whole, streams, apart, segment, columns):  # type: ignore[no-untyped-def]
+    """Return the first column of a unit, and which it has: (streams, apart, count)."""
+    if unit < num_whole:
+        at = unit * segment
+        return at, (streams, apart, min(segment, apart - at))
+    at = streams * apart
+    return at, (np.int64(1), np.int64(0), columns - at)
+
+
+@inner
+def _from(weight, column, depth):  # type: ignore[no-untyped-def]
+    """Return a weight without its columns before `column`."""
+    address, storage, scales = weight
+    factors = scales + column * 4 if scales else scales
+    return address + column * depth * item_bytes(storage), storage, factors
+
+
+@inner
+def _rotate_and_store(step, stage, layer, bias, thread):  # type: ignore[no-untyped-def]
     """Finish queries, keys and values, and write keys and values to the cache."""
-    num_units = _units(step.num_tokens, np.int64(_TOKENS))
-    unit = claim(step.counters, stage)
+    num_units, done = _units(step.num_tokens, np.int64(_TOKENS)), 0
+    turn, unit = next_unit(step, stage, thread, 0, num_units)
     while unit < num_units:
         for token in range(unit * _TOKENS, min((unit + 1) * _TOKENS, step.num_tokens)):
             for kv_head in range(step.num_kv_heads):
                 _finish_head(step, layer, token, kv_head, bias)
-        finish(step.counters, stage)
-        unit = claim(step.counters, stage)
-    wait(step.counters, stage, num_units)
+        done += 1
+        turn, unit = next_unit(step, stage, thread, turn, num_units)
+    finish(step, stage, done, num_units)
 
 
 @inner
@@ -256,7 +274,8 @@ def _attend(step, stage, layer, bias, scratch):  # type: ignore[no-untyped-def]
     num_units = step.num_segments * step.num_kv_heads
     buffers = _attention_scratch(step, scratch[2])
     segments = _integers(step.segments, (step.num_segments, 2))
-    unit = claim(step.counters, stage)
+    done = 0
+    turn, unit = next_unit(step, stage, scratch[3], 0, num_units)
     while unit < num_units:
         segment = step.num_segments - 1 - unit // step.num_kv_heads
         first, count = segments[segment, 0], segments[segment, 1]
@@ -264,9 +283,9 @@ def _attend(step, stage, layer, bias, scratch):  # type: ignore[no-untyped-def]
         if step.is_decode:
             _finish_head(step, layer, first, kv_head, bias)
         _attend_segment(step, layer, first, count, kv_head, buffers)
-        finish(step.counters, stage)
-        unit = claim(step.counters, stage)
-    wait(step.counters, stage, num_units)
+        done += 1
+        turn, unit = next_unit(step, stage, scratch[3], turn, num_units)
+    finish(step, stage, done, num_units)
 
 
 @inner
@@ -319,36 +338,32 @@ def _attend_segment(step, layer, first, count, kv_head, buffers):  # type: ignor
 @inner
 def _gate_up(step, stage, layer, x, scratch):  # type: ignore[no-untyped-def]
     """Set gated to silu(gate) * up; gates are the first inner_size columns of the weight."""
-    own, _, rest = scratch
-    tokens, inner_size = step.num_tokens, step.inner_size
-    depth = step.hidden_size
+    own, _, rest, thread = scratch
+    tokens, inner_size, depth = step.num_tokens, step.inner_size, step.hidden_size
     tiles = _integers(step.tiles, (NUM_TILES,))
-    weight, storage, scales = layer[_GATE_UP], step.storage, layer[_GATE_UP + _SCALES_BEHIND]
-    column_bytes = depth * item_bytes(storage)
-    width, adds = np.int64(PANEL), np.int64(0)
-    num_units = _units(inner_size, width)
-    ahead = step.num_threads * PANEL * column_bytes
-    unit = claim(step.counters, stage)
+    weight = layer[_GATE_UP], step.storage, layer[_GATE_UP + _SCALES_BEHIND]
+    streams, apart, segment = _streams(tokens, inner_size)
+    segment, adds = max(segment, np.int64(LANES)), np.int64(0)
+    num_whole, num_units = _column_units(streams, apart, segment, inner_size)
+    done = 0
+    turn, unit = next_unit(step, stage, thread, 0, num_units)
     while unit < num_units:
-        at = unit * PANEL
-        count = min(PANEL, inner_size - at)
-        gate, place = step.gated + at * 4, weight + at * column_bytes
-        factors = scales + at * 4 if scales else scales
-        multiply(
-            x, tokens, depth, place, storage, factors, count, ahead, gate, inner_size, adds, tiles,
-            own,
-        )  # fmt: skip
-        place += inner_size * column_bytes
-        factors += inner_size * 4 if scales else scales
-        multiply(
-            x, tokens, depth, place, storage, factors, count, ahead, rest, width, adds, tiles, own
-        )
+        at, part = _columns_of(unit, num_whole, streams, apart, segment, inner_size)
+        gate = step.gated + at * 4
+        source = _from(weight, at, depth)
+        target = gate, inner_size, part[1], adds
+        multiply(x, tokens, depth, source, part, target, tiles, own)
+        width = part[0] * part[2]
+        target = rest, width, part[2], adds
+        multiply(x, tokens, depth, _from(source, inner_size, depth), part, target, tiles, own)
         for token in range(tokens):
-            line = gate + token * inner_size * 4
-            call4(tiles[SILU], line, rest + token * PANEL * 4, line, count)
-        finish(step.counters, stage)
-        unit = claim(step.counters, stage)
-    wait(step.counters, stage, num_units)
+            for stream in range(part[0]):
+                line = gate + (token * inner_size + stream * part[1]) * 4
+                up = rest + (token * width + stream * part[2]) * 4
+                call4(tiles[SILU], line, up, line, part[2])
+        done += 1
+        turn, unit = next_unit(step, stage, thread, turn, num_units)
+    finish(step, stage, done, num_units)
 
 
 @inner
@@ -363,10 +378,11 @@ def _norm_rows(step, stage, scratch):  # type: ignore[no-untyped-def]
             normalize(hidden[rows[row]], weights, step.eps, own[row])
         return scratch[1]
     normed = _floats(step.normed, (step.num_rows, step.hidden_size))
-    unit = claim(step.counters, stage)
-    while unit < step.num_rows:
+    num_units, done = step.num_rows, 0
+    turn, unit = next_unit(step, stage, scratch[3], 0, num_units)
+    while unit < num_units:
         normalize(hidden[rows[unit]], weights, step.eps, normed[unit])
-        finish(step.counters, stage)
-        unit = claim(step.counters, stage)
-    wait(step.counters, stage, step.num_rows)
+        done += 1
+        turn, unit = next_unit(step, stage, scratch[3], turn, num_units)
+    finish(step, stage, done, num_units)
     return step.normed

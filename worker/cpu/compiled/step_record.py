@@ -23,7 +23,7 @@ _MODEL = (
     "head",  # [vocab_size, hidden_size]
     "rotary",  # [2, num_positions, head_dim / 2] float32
     "num_positions",
-    "num_threads",
+    "num_parts",  # that the units of a stage are claimed in
     "tiles",  # addresses of the functions of worker.cpu.compiled.tiles
 )
 _CACHE = (
@@ -53,7 +53,7 @@ _BUFFERS = (
     "attended",  # [num_tokens, num_heads * head_dim]
     "gated",  # [num_tokens, inner_size]
     "logits",  # [num_rows, vocab_size]
-    "counters",  # zeros
+    "counters",  # zeros: for each stage one of units that are done, then one for each part
     "scratch",  # scratch_floats per thread
     "scratch_floats",
     "query_rows",  # of attention scratch
@@ -66,6 +66,9 @@ STEP = np.dtype(
 )
 
 PRODUCTS = ("qkv", "out", "gate_up", "down")
+
+PLACE = {name: place for place, name in enumerate(STEP.names or ())}
+"""Where each field stands: all are eight bytes wide."""
 
 LAYER = ("input_norm", *PRODUCTS, "post_norm", "qkv_bias", *(f"{name}_scales" for name in PRODUCTS))
 """Columns of `layers`; all but products are float32, and 0 stands for no bias and no scales."""

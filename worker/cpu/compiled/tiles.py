@@ -13,7 +13,6 @@ from llvmlite import ir
 from worker.cpu.compiled.vector_code import (
     ITEM_BYTES,
     LANES,
-    LINE_BYTES,
     VECTOR,
     Builder,
     Storage,
@@ -23,7 +22,6 @@ from worker.cpu.compiled.vector_code import (
     head_of,
     load,
     load_everywhere,
-    prefetch,
     splat,
     store,
     sums,
@@ -31,9 +29,6 @@ from worker.cpu.compiled.vector_code import (
 
 DOT_SHAPES = ((4, 3), (4, 1), (2, 4), (2, 1), (1, 8), (1, 1), (3, 4), (3, 1), (1, 4))
 """Rows and columns of the tiles that multiply, each over every storage in turn."""
-
-_READING_AHEAD = ((2, 4), (1, 8))
-"""Of those, the ones that wait for memory; the others wait for arithmetic."""
 
 MIX_SHAPES = ((3, 4), (3, 1), (1, 4), (1, 1))
 """Rows, and vectors per row, of the tiles that mix, each over float32 and then over bfloat16."""
@@ -56,7 +51,7 @@ Body = Callable[[Builder, Sequence[Value]], None]
 def write_tiles() -> tuple[ir.Module, list[str]]:
     """Return a module with every tile, and the names of its functions in order."""
     module = ir.Module("tiles")
-    bodies = [(7, dot_tile(r, c, kind)) for r, c in DOT_SHAPES for kind in STORAGES]
+    bodies = [(6, dot_tile(r, c, kind)) for r, c in DOT_SHAPES for kind in STORAGES]
     bodies += [(7, mix_tile(r, v, kind)) for r, v in MIX_SHAPES for kind in STORAGES[:2]]
     bodies += [(4, softmax_row), (4, silu_product)]
     names = [f"tile_{i}" for i in range(len(bodies))]
@@ -70,17 +65,13 @@ def write_tiles() -> tuple[ir.Module, list[str]]:
 
 
 def dot_tile(num_rows: int, num_columns: int, storage: Storage) -> Body:
-    """Write f(x, x_stride, w, w_stride, depth, out, ahead): out[r, c] = sum of x[r, k] * w[c, k].
+    """Write f(x, x_stride, w, w_stride, depth, out): out[r, c] = sum of x[r, k] * w[c, k].
 
-    x is float32, w is in `storage`; out [num_rows, num_columns] without gaps. As much memory as
-    is read of w is asked for at `ahead`, where a later call will find it.
+    x is float32, w is in `storage`; out [num_rows, num_columns] without gaps.
     """
-    round_bytes = 2 * LANES * num_columns * ITEM_BYTES[storage]
-    is_reading = (num_rows, num_columns) in _READING_AHEAD
-    num_lines = round_bytes // LINE_BYTES if is_reading else 0
 
     def body(builder: Builder, args: Sequence[Value]) -> None:
-        x, x_stride, w, w_stride, depth, out, ahead = args
+        x, x_stride, w, w_stride, depth, out = args
         rows = _starts(builder, x, x_stride, num_rows, _FLOAT_BYTES)
         columns = _starts(builder, w, w_stride, num_columns, ITEM_BYTES[storage])
 
@@ -95,13 +86,8 @@ def dot_tile(num_rows: int, num_columns: int, storage: Storage) -> Body:
                     acc[i] = fma(builder, value, weight, acc[i])
             return acc
 
-        def look_ahead(k: Value) -> None:
-            later = builder.add(ahead, builder.mul(k, _size(num_columns * ITEM_BYTES[storage])))
-            for line in range(num_lines):
-                prefetch(builder, builder.add(later, _size(line * LINE_BYTES)))
-
         zeros = [splat(0.0)] * (num_rows * num_columns)
-        totals = _unrolled(builder, depth, zeros, step, each_round=look_ahead)
+        totals = _unrolled(builder, depth, zeros, step)
         for first in range(0, len(totals), LANES):
             part = totals[first : first + LANES]
             result = head_of(builder, sums(builder, part), len(part))
@@ -191,12 +177,10 @@ def _unrolled(
     depth: Value,
     initial: list[Value],
     body: Callable[[Value, list[Value]], list[Value]],
-    each_round: Callable[[Value], None],
 ) -> list[Value]:
     """Run body(k, carried) for k = 0, LANES, ... below depth, two vectors per round."""
 
     def pair(k: Value, carried: list[Value]) -> list[Value]:
-        each_round(k)
         return body(builder.add(k, _size(LANES)), body(k, carried))
 
     even = builder.and_(depth, _size(-2 * LANES))
