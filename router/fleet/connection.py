@@ -182,3 +182,4 @@ class Connection(asyncio.Protocol):
         if self.status:
             self.is_complete = True
             self._keeps_alive = self._parser.should_keep_alive()
+            self._fields.clear()  # trailers

@@ -129,6 +129,16 @@ async def test_an_early_hint_is_no_answer() -> None:
         assert await get(server, client) == b"ok"
 
 
+async def test_what_stands_behind_a_body_is_of_that_answer_alone() -> None:
+    with_trailer = CHUNKED + b"2\r\nok\r\n0\r\nretry-after: 7\r\n\r\n"
+    refusal = b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n"
+    async with raw_server(with_trailer, refusal) as (server, client):
+        assert await get(server, client) == b"ok"
+        with pytest.raises(ReplicaFailure) as caught:
+            await get(server, client)
+        assert (caught.value.retry_after_s, server.num_connections) == (None, 1)
+
+
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
