@@ -168,12 +168,13 @@ def _chain_cbor(
     head = b"\x83" + cbor_uint(len(parent), 2) + parent
     parent = hashlib.sha256(head + first).digest()
     hashes = [parent]
+    new_hasher, add = _BEFORE_DIGEST.copy, hashes.append
     for block in rest:
-        hasher = _BEFORE_DIGEST.copy()
+        hasher = new_hasher()
         hasher.update(parent)
         hasher.update(block)
         parent = hasher.digest()
-        hashes.append(parent)
+        add(parent)
     return hashes  # type: ignore[return-value]  # a call of BlockHash per block would cost 5 %
 
 
