@@ -127,9 +127,7 @@ def _place(url: str) -> _Place:
     parts = urlsplit(url)
     if parts.scheme not in _PORTS or not parts.hostname:
         raise ValueError(f"{url!r} is no URL of HTTP")
-    headers = (
-        f"host: {parts.netloc.rpartition('@')[2]}\r\naccept: */*\r\nuser-agent: prefixfleet\r\n"
-    )
+    headers = f"host: {parts.netloc.rpartition('@')[2]}\r\n{_OF_EVERY_REQUEST}"
     if parts.username is not None:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         headers += f"authorization: Basic {base64.b64encode(pair.encode()).decode()}\r\n"
