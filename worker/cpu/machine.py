@@ -11,6 +11,7 @@ from pathlib import Path
 _CGROUP = Path("/sys/fs/cgroup")
 _CPUINFO = Path("/proc/cpuinfo")
 _NATIVE_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16"})
+_MATRIX_BFLOAT16 = frozenset({"amx_bf16"})
 
 
 def num_cores() -> int:
@@ -35,12 +36,20 @@ def available_memory_bytes() -> int:
 
 def has_native_bfloat16() -> bool:
     """Tell whether matrix products in bfloat16 run on instructions of their own (x86, Linux)."""
+    return not _NATIVE_BFLOAT16.isdisjoint(_cpu_flags())
+
+
+def has_matrix_bfloat16() -> bool:
+    """Tell whether one of those multiplies whole tiles of a matrix (x86, Linux)."""
+    return not _MATRIX_BFLOAT16.isdisjoint(_cpu_flags())
+
+
+def _cpu_flags() -> list[str]:
     try:
         lines = _CPUINFO.read_text().splitlines()
     except OSError:
-        return False
-    flags = next((line.split() for line in lines if line.startswith("flags")), [])
-    return not _NATIVE_BFLOAT16.isdisjoint(flags)
+        return []
+    return next((line.split() for line in lines if line.startswith("flags")), [])
 
 
 def _meminfo_available() -> int:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from worker.cpu.compiled.choose import runs_compiled
-from worker.cpu.machine import has_native_bfloat16
+from worker.cpu.compiled.choose import runs_compiled, runs_in_pairs
+from worker.cpu.machine import has_matrix_bfloat16, has_native_bfloat16
 from worker.model.config import ModelConfig
 from worker.model.decoder import DecoderLayer, FeedForward
 from worker.model.eight_bit_layers import eight_bit_layers
@@ -62,6 +62,9 @@ def load_llama(
         head = memory.place(head)
         embedding = head if is_tied else memory.place(embedding)
         final_norm = memory.place(final_norm)
+    is_half = dtype == stored == torch.bfloat16 and kept is None
+    in_pairs = compiled and is_half and runs_in_pairs(config)
+    compiled_rows = _compiled_rows(dtype, in_pairs=in_pairs, deterministic=deterministic)
     return LlamaModel(
         config,
         embedding=embedding,
@@ -70,17 +73,19 @@ def load_llama(
         head=head,
         num_positions=num_positions,
         dtype=dtype,
-        compiled_rows=_compiled_rows(dtype, deterministic) if compiled else 0,
+        compiled_rows=compiled_rows if compiled else 0,
+        in_pairs=in_pairs,
     )
 
 
-def _compiled_rows(dtype: torch.dtype, deterministic: bool) -> int | None:
+def _compiled_rows(dtype: torch.dtype, *, in_pairs: bool, deterministic: bool) -> int | None:
     """Return up to how many tokens a step runs compiled; None is any number.
 
-    Many rows in bfloat16 belong to a CPU's matrix instructions, where it has them.
+    Many rows in bfloat16 belong to torch where a CPU has instructions for them that the compiled
+    step does not use.
     """
-    has_better = dtype == torch.bfloat16 and has_native_bfloat16()
-    return _FEW_ROWS if has_better and not deterministic else None
+    has_better = has_matrix_bfloat16() if in_pairs else has_native_bfloat16()
+    return _FEW_ROWS if dtype == torch.bfloat16 and has_better and not deterministic else None
 
 
 def _llama_layer(layer: DecoderLayer, memory: WeightMemory | None) -> Layer:

@@ -147,7 +147,8 @@ def test_a_row_is_the_same_bits_alone_and_beside_others(tmp_path: Path, dtype: t
 
 
 def test_keys_and_values_in_bfloat16_are_rounded_to_the_nearest_even(tmp_path: Path) -> None:
-    folder = write_tiny_model(tmp_path, **WIDE)
+    # Heads that are no whole panels: what is multiplied stays in float32 on every CPU.
+    folder = write_tiny_model(tmp_path, **{**WIDE, "head_dim": 48})
     store_in_bfloat16(folder)
     single, half = (load(folder, d, compiled=True) for d in (torch.float32, torch.bfloat16))
     caches = [empty_cache(model) for model in (single, half)]
@@ -156,6 +157,33 @@ def test_keys_and_values_in_bfloat16_are_rounded_to_the_nearest_even(tmp_path: P
     for exact, rounded in ((caches[0].keys, caches[1].keys), (caches[0].values, caches[1].values)):
         # The first layer has seen nothing rounded yet.
         assert torch.equal(exact[0].bfloat16().nan_to_num(), rounded[0].nan_to_num())
+
+
+@pytest.mark.parametrize("overrides", [{}, {"head_dim": 64, "num_key_value_heads": 1}])
+def test_bfloat16_is_as_near_to_float32_as_plain_operations_are(
+    tmp_path: Path, overrides: dict[str, object]
+) -> None:
+    folder = write_tiny_model(tmp_path, **{**WIDE, **overrides})
+    store_in_bfloat16(folder)
+    exact = load(folder, torch.float32, compiled=False)
+    expected = logits_of(exact, empty_cache(exact), [150])
+    errors = []
+    for compiled in (False, True):
+        model = load(folder, torch.bfloat16, compiled=compiled)
+        found = logits_of(model, empty_cache(model), [150])
+        errors.append((found - expected).square().mean().sqrt())
+    plain, ours = errors
+    assert ours <= plain
+    assert ours <= 0.02 * expected.std()
+
+
+def test_a_prompt_cut_inside_of_a_chunk_reads_nothing_that_was_never_written(
+    tmp_path: Path,
+) -> None:
+    """Behind the last token its block holds no numbers, and the weights there are zero."""
+    model = load(write_tiny_model(tmp_path, **WIDE), torch.bfloat16, compiled=True)
+    for size in (1, 2, 17, 31, 33, 63, 65):
+        assert logits_of(model, empty_cache(model), [size]).isfinite().all()
 
 
 def test_weights_stay_in_bfloat16_only_if_every_tensor_is(tmp_path: Path) -> None:

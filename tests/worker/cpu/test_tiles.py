@@ -10,21 +10,28 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from worker.cpu.compiled.forward import panels_of
+from worker.cpu.compiled.pair_tiles import PANEL_SHAPES, ROUND, TURN, ZIP
 from worker.cpu.compiled.products import FLOAT8
 from worker.cpu.compiled.tile_library import tile_addresses
 from worker.cpu.compiled.tiles import (
     DOT_SHAPES,
+    LARGEST,
     MIX,
     MIX_SHAPES,
     NUM_STORAGES,
+    PAIRS,
     SILU,
     SOFTMAX,
     STORAGES,
 )
-from worker.cpu.compiled.vector_code import LANES, Storage
+from worker.cpu.compiled.vector_code import LANES, MULTIPLIES_PAIRS, Storage
 
 Array = npt.NDArray[np.float32]
 RNG = np.random.default_rng(0)
+needs_pairs = pytest.mark.skipif(
+    not MULTIPLIES_PAIRS, reason="this CPU does not multiply pairs of bfloat16"
+)
 
 
 def call(index: int, *arguments: int) -> None:
@@ -124,6 +131,62 @@ def test_gates_from_very_negative_to_very_large() -> None:
     expected = exact / (1 + np.exp(-exact)) * up
     call(SILU, gate.ctypes.data, up.ctypes.data, gate.ctypes.data, len(gate))
     np.testing.assert_allclose(gate, expected, rtol=3e-6, atol=1e-30)
+
+
+def test_the_largest_score_and_what_was_largest_before() -> None:
+    scores, largest = normal(3 * LANES), np.full(1, -9.0, np.float32)
+    scores[5] = np.nan
+    for before in (-9.0, 9.0):
+        largest[0] = before
+        call(LARGEST, scores.ctypes.data, len(scores), largest.ctypes.data)
+        assert largest[0] == max(before, np.nanmax(scores))
+
+
+def half(*shape: int) -> torch.Tensor:
+    return torch.from_numpy(normal(*shape)).bfloat16()
+
+
+@needs_pairs
+@pytest.mark.parametrize("depth", [2, 64, 96])
+@pytest.mark.parametrize("adds", [False, True])
+def test_panel_tiles(depth: int, adds: bool) -> None:
+    for shape, (rows, panels) in enumerate(PANEL_SHAPES):
+        x, w = half(rows, depth + 2), half(panels * LANES, depth)
+        apart, width = LANES + 3, panels * (LANES + 3)
+        out = normal(rows, width)
+        before = out.copy()
+        tile = PAIRS + shape + (len(PANEL_SHAPES) if adds else 0)
+        weights = panels_of(w).contiguous()
+        place = out.ctypes.data, width, apart
+        call(tile, x.data_ptr(), depth + 2, weights.data_ptr(), LANES * depth, depth, *place)
+        product = (x[:, :depth].float() @ w.float().T).numpy()
+        for panel in range(panels):
+            found, lanes = slice(panel * apart, panel * apart + LANES), slice(panel * LANES, None)
+            expected = product[:, lanes][:, :LANES] + (before[:, found] if adds else 0)
+            assert np.abs(out[:, found] - expected).max() <= 1e-4
+            before[:, found] = out[:, found]
+        assert np.array_equal(out, before)
+
+
+@needs_pairs
+def test_rows_are_rounded_to_the_nearest_even_and_no_number_stays_none() -> None:
+    ties = torch.tensor([1.00390625, 1.01171875, -1.00390625, 3.4e38, torch.inf, torch.nan])
+    numbers = torch.cat((ties, torch.from_numpy(normal(2 * LANES - len(ties)))))
+    out = torch.zeros(2 * LANES, dtype=torch.bfloat16)
+    call(PAIRS + ROUND, numbers.data_ptr(), len(numbers), out.data_ptr())
+    torch.testing.assert_close(out, numbers.bfloat16(), rtol=0, atol=0, equal_nan=True)
+
+
+@needs_pairs
+def test_keys_turn_and_values_zip_into_panels() -> None:
+    keys = half(LANES, 6 * LANES)
+    panel = torch.zeros_like(keys).flatten()
+    call(PAIRS + TURN, keys.data_ptr(), 6 * LANES, 6 * LANES, panel.data_ptr())
+    assert torch.equal(panel, panels_of(keys).flatten())
+    values = half(2, 4 * LANES)
+    panels = torch.zeros(4, 5, LANES, 2, dtype=torch.bfloat16)
+    call(PAIRS + ZIP, values.data_ptr(), 4 * LANES, panels.data_ptr(), 5 * LANES * 2)
+    assert torch.equal(panels[:, 0], panels_of(values.T.contiguous())[:, 0])
 
 
 def test_object_code_that_was_kept_is_used_again(tmp_path: Path) -> None:

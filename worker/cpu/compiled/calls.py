@@ -39,6 +39,18 @@ def call7(typing, function, a, b, c, d, e, f, g):  # type: ignore[no-untyped-def
 
 
 @intrinsic
+def call3(typing, function, a, b, c):  # type: ignore[no-untyped-def]
+    """Call the function of three integers at an address."""
+    return types.void(*[types.intp] * 4), _call
+
+
+@intrinsic
+def call8(typing, function, a, b, c, d, e, f, g, h):  # type: ignore[no-untyped-def]
+    """Call the function of eight integers at an address."""
+    return types.void(*[types.intp] * 9), _call
+
+
+@intrinsic
 def pointer(typing, address):  # type: ignore[no-untyped-def]
     """Return an address as a pointer to anything."""
 

@@ -20,6 +20,13 @@ def runs_compiled(config: ModelConfig) -> bool:
     return can_compile(config)
 
 
+def runs_in_pairs(config: ModelConfig) -> bool:
+    """Tell whether a compiled step in bfloat16 multiplies with this CPU's own instructions."""
+    from worker.cpu.compiled.forward import can_pair
+
+    return can_pair(config)
+
+
 @cache
 def _numba_is_installed() -> bool:
     if importlib.util.find_spec("numba") is not None:

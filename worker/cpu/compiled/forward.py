@@ -25,6 +25,9 @@ from worker.cpu.compiled.sizes import (
     FIRST_STAGES,
     LAST_STAGES,
     MOST_PARTS,
+    PAIR_COLUMNS,
+    PAIR_QUERY_ROWS,
+    PAIR_ROWS,
     PANEL,
     QUERY_ROWS,
     STAGES_PER_LAYER,
@@ -34,10 +37,11 @@ from worker.cpu.compiled.sizes import (
 from worker.cpu.compiled.step_record import LAYER, PLACE, PRODUCTS, STEP
 from worker.cpu.compiled.tile_library import tile_addresses
 from worker.cpu.compiled.tiles import STORAGES
-from worker.cpu.compiled.vector_code import LANES, Storage
+from worker.cpu.compiled.vector_code import LANES, MULTIPLIES_PAIRS, Storage
 from worker.cpu.eight_bit import EightBitWeight
 from worker.cpu.linear import Weight
 from worker.model.config import ModelConfig
+from worker.model.weight_memory import WeightMemory
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -91,6 +95,14 @@ def can_compile(config: ModelConfig) -> bool:
     return group <= QUERY_ROWS and all(depth % LANES == 0 for depth in depths)
 
 
+def can_pair(config: ModelConfig) -> bool:
+    """Tell whether this CPU multiplies pairs of bfloat16, and a model's widths are whole panels."""
+    attended = config.num_heads * config.head_dim
+    depths = (config.hidden_size, config.intermediate_size, config.head_dim, attended)
+    is_whole = all(depth % (2 * LANES) == 0 for depth in depths)
+    return MULTIPLIES_PAIRS and is_whole and config.vocab_size % LANES == 0
+
+
 class CompiledForward:
     """Runs whole steps of one model. Keeps the tensors that it was given; changes none of them."""
 
@@ -103,8 +115,10 @@ class CompiledForward:
         final_norm: torch.Tensor,
         head: torch.Tensor,
         rotary: torch.Tensor,
+        in_pairs: bool,
     ) -> None:
         self._config = config
+        self._in_pairs = in_pairs
         self._run = compiled_step()
         self._tiles = tile_addresses(kernel_folder())
         self._crew = Crew(torch.get_num_threads())
@@ -118,7 +132,9 @@ class CompiledForward:
         self._vocab_size = len(head)
         self._logits = np.empty((FEW_TOKENS, len(head)), np.float32)
         self._singles = _singles(FEW_TOKENS)
+        self._panels = _room_for_panels(layers, head) if in_pairs else None
         self._layers = np.array([self._addresses(layer) for layer in layers], np.int64)
+        stored_head = head if self._panels is None else self._panels.place(panels_of(head))
         self._set(
             num_layers=len(layers),
             hidden_size=config.hidden_size,
@@ -128,16 +144,17 @@ class CompiledForward:
             head_dim=config.head_dim,
             vocab_size=len(head),
             ends_are_half=head.dtype == torch.bfloat16,
+            in_pairs=in_pairs,
             storage=_storage_of(layers[0]),
             layers=self._layers.ctypes.data,
             embedding=self._address_of("embedding", embedding),
             final_norm=self._address_of("final_norm", final_norm),
-            head=self._address_of("head", head),
+            head=self._address_of("head", stored_head),
             rotary=self._address_of("rotary", rotary),
             num_positions=rotary.shape[1],
             num_parts=self._num_parts,
             tiles=self._tiles.ctypes.data,
-            query_rows=QUERY_ROWS,
+            query_rows=self._query_rows,
         )
 
     def __call__(
@@ -185,6 +202,10 @@ class CompiledForward:
         return min(self._crew.size, MOST_PARTS)
 
     @property
+    def _query_rows(self) -> int:
+        return PAIR_QUERY_ROWS if self._in_pairs else QUERY_ROWS
+
+    @property
     def _group(self) -> int:
         return self._config.num_heads // self._config.num_kv_heads
 
@@ -194,7 +215,7 @@ class CompiledForward:
 
     def _segments(self, num_queries: Int64Array, *, is_decode: bool) -> Int64Array:
         if not is_decode:
-            return segments_of(num_queries, max(1, QUERY_ROWS // self._group))
+            return segments_of(num_queries, max(1, self._query_rows // self._group))
         if len(num_queries) > len(self._singles):
             self._singles = _singles(len(num_queries))
         return self._singles[: len(num_queries)]
@@ -245,9 +266,13 @@ class CompiledForward:
         chunk = int(self._record["chunk"][0])
         scratch = TILE_FLOATS + PANEL * max(config.hidden_size, inner, attended)
         scratch += FEW_TOKENS * config.hidden_size
-        attention = QUERY_ROWS * (2 * head_dim + chunk + 2) + TILE_FLOATS
-        # No line of cache belongs to two threads.
-        beside = num_tokens * PANEL + FEW_TOKENS * STREAMS * LANES
+        rows = self._query_rows
+        attention = rows * (2 * head_dim + chunk + 2) + TILE_FLOATS
+        # What paged_pairs has besides, two to a float.
+        attention += (rows * (head_dim + chunk) + 3 * chunk * head_dim) // 2
+        # Gate and up of a unit. No line of cache belongs to two threads.
+        height, width = (PAIR_ROWS, PAIR_COLUMNS) if self._in_pairs else (num_tokens, PANEL)
+        beside = 2 * max(min(height, num_tokens) * width, FEW_TOKENS * STREAMS * LANES)
         scratch = _whole_lines(scratch + max(attention, beside)) + _LINE_FLOATS
         sizes = {
             "hidden": num_tokens * config.hidden_size,
@@ -291,6 +316,10 @@ class CompiledForward:
                 tensors |= {name: weight.values, f"{name}_scales": weight.scales}
             else:
                 tensors |= {name: weight, f"{name}_scales": None}
+        if self._panels is not None:
+            tensors |= {
+                name: self._panels.place(panels_of(getattr(layer, name))) for name in PRODUCTS
+            }
         return [self._address_of(name, tensors[name]) for name in LAYER]
 
     def _address_of(self, name: str, tensor: torch.Tensor | None) -> int:
@@ -302,6 +331,18 @@ class CompiledForward:
         tensor = tensor.contiguous()
         self._kept.append(tensor)
         return tensor.data_ptr()
+
+
+def panels_of(weight: torch.Tensor) -> torch.Tensor:
+    """Return a weight [columns, depth] in panels [columns / LANES, depth / 2, LANES, 2]."""
+    columns, depth = weight.shape
+    return weight.view(columns // LANES, LANES, depth // 2, 2).transpose(1, 2)
+
+
+def _room_for_panels(layers: Sequence[LayerWeights], head: torch.Tensor) -> WeightMemory:
+    products = [getattr(layer, name) for layer in layers for name in PRODUCTS]
+    num_bytes = sum(weight.nbytes for weight in (*products, head))
+    return WeightMemory(num_bytes, num_tensors=len(products) + 1)
 
 
 def _singles(count: int) -> Int64Array:

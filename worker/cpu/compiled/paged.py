@@ -8,67 +8,69 @@ from __future__ import annotations
 
 import numpy as np
 
-from worker.cpu.compiled.calls import ask_for, call4, call6, call7
+from worker.cpu.compiled.calls import ask_for, call3, call4, call6, call7
 from worker.cpu.compiled.inner import inner
-from worker.cpu.compiled.tiles import MIX, NUM_STORAGES, SOFTMAX
+from worker.cpu.compiled.tiles import LARGEST, MIX, NUM_STORAGES, SOFTMAX
 from worker.cpu.compiled.vector_code import LANES, LINE_BYTES
 
 
 @inner
 def attend(  # type: ignore[no-untyped-def]
-    queries,
-    num_rows,
-    first_position,
-    heads,
-    keys,
-    values,
-    is_half,
-    stride,
-    table,
-    block_size,
-    scratch,
-    tiles,
+    queries, num_rows, first_position, heads, cached, scratch, tiles
 ):
     """Attend `queries` [num_rows, head_dim], scaled; row i is at first_position + i // heads.
 
-    keys, values: addresses of this KV head in block 0 of a layer; `stride` elements lie between
-    tokens. `table` holds the request's blocks. The result replaces the queries. scratch is (scores
-    [rows, chunk], sums [rows, head_dim], largest [rows], totals [rows], tile [12]).
+    cached is (keys, values, is_half, stride, table, block_size): addresses of this KV head in block
+    0 of a layer, elements between tokens, the request's blocks. The result replaces the queries.
+    scratch is (scores [rows, chunk], sums [rows, head_dim], largest [rows], totals [rows], tile).
     """
+    keys, values, is_half, stride, table, block_size = cached
     scores, out, largest, totals, tile = scratch
     head_dim, width = out.shape[1], scores.shape[1]
     block_bytes = block_size * stride * (2 if is_half else 4)
-    for row in range(num_rows):
-        largest[row], totals[row] = -np.inf, 0.0
-        for d in range(head_dim):
-            out[row, d] = 0.0
+    begin(num_rows, out, largest, totals)
     end = first_position + (num_rows - 1) // heads + 1
     for start in range(0, end, width):
         visible = min(width, end - start)
         for at in range(0, visible, block_size):
             block = keys + np.int64(table[(start + at) // block_size]) * block_bytes
             count = min(block_size, visible - at)
-            _ask_for_block(values, block - keys, is_half, stride, count, head_dim)
+            ask_for_block(values, block - keys, is_half, stride, count, head_dim)
             _score(queries, num_rows, block, is_half, stride, count, scores, at, tile, tiles)
         for row in range(num_rows):
             limit = min(visible, first_position + row // heads + 1 - start)
-            _soften(scores, row, limit, visible, out, largest, totals, tiles)
+            soften(scores, row, limit, visible, out, largest, totals, tiles)
         for at in range(0, visible, block_size):
             block = values + np.int64(table[(start + at) // block_size]) * block_bytes
             count = min(block_size, visible - at)
             later = start + width + at
             if later < end:
                 place = np.int64(table[later // block_size]) * block_bytes
-                _ask_for_block(keys, place, is_half, stride, block_size, head_dim)
+                ask_for_block(keys, place, is_half, stride, block_size, head_dim)
             _mix(scores, at, num_rows, block, is_half, stride, count, out, tiles)
+    end_rows(queries, num_rows, out, totals)
+
+
+@inner
+def begin(num_rows, out, largest, totals):  # type: ignore[no-untyped-def]
+    """Prepare the sums of some rows: nothing was seen yet."""
+    for row in range(num_rows):
+        largest[row], totals[row] = -np.inf, 0.0
+        for d in range(out.shape[1]):
+            out[row, d] = 0.0
+
+
+@inner
+def end_rows(queries, num_rows, out, totals):  # type: ignore[no-untyped-def]
+    """Replace the queries by what they have found."""
     for row in range(num_rows):
         share = np.float32(1.0) / totals[row]
-        for d in range(head_dim):
+        for d in range(out.shape[1]):
             queries[row, d] = out[row, d] * share
 
 
 @inner
-def _ask_for_block(tokens, place, is_half, stride, count, head_dim):  # type: ignore[no-untyped-def]
+def ask_for_block(tokens, place, is_half, stride, count, head_dim):  # type: ignore[no-untyped-def]
     """Ask for the keys, or the values, of the first `count` tokens of a block, `place` bytes on."""
     size = 2 if is_half else 4
     for token in range(count):
@@ -101,7 +103,7 @@ def _score(queries, num_rows, keys, is_half, stride, count, scores, at, tile, ti
 
 
 @inner
-def _soften(scores, row, limit, visible, out, largest, totals, tiles):  # type: ignore[no-untyped-def]
+def soften(scores, row, limit, visible, out, largest, totals, tiles):  # type: ignore[no-untyped-def]
     """Turn a row's first `limit` scores into weights, the others into zeros, and rescale `out`.
 
     One pass of the online softmax (Milakov, Gimelshein 2018).
@@ -110,18 +112,10 @@ def _soften(scores, row, limit, visible, out, largest, totals, tiles):  # type: 
     for column in range(max(limit, 0), padded):
         scores[row, column] = -np.inf
     before, previous = largest[row], totals[row]
-    top = before
-    for column in range(limit):
-        top = max(top, scores[row, column])
-    largest[row] = top
-    line = scores.ctypes.data + row * scores.shape[1] * 4
-    call4(
-        tiles[SOFTMAX],
-        line,
-        padded,
-        largest.ctypes.data + row * 4,
-        totals.ctypes.data + row * 4,
-    )
+    line, place = scores.ctypes.data + row * scores.shape[1] * 4, largest.ctypes.data + row * 4
+    call3(tiles[LARGEST], line, padded, place)
+    call4(tiles[SOFTMAX], line, padded, place, totals.ctypes.data + row * 4)
+    top = largest[row]
     if top != before:
         shrink = np.float32(np.exp(before - top))
         previous *= shrink

@@ -23,6 +23,9 @@ FEW_TOKENS = 4
 PANEL = 3 * LANES
 """Columns computed at a time: a multiple of every tile's columns, and of a vector."""
 
+PAIR_COLUMNS, PAIR_ROWS = 4 * LANES, 96
+"""Of a unit of many rows, where pairs are multiplied: multiples of the largest tile's."""
+
 STREAMS = 8
 """The most places that a weight is read at side by side: columns of the widest tile."""
 
@@ -32,5 +35,8 @@ TILE_FLOATS = 16
 CHUNK = 64
 """Keys whose scores are held at a time, rounded to whole blocks and vectors."""
 
-QUERY_ROWS = 24
-"""Rows of queries (tokens times query heads of a KV head) that are attended at a time."""
+QUERY_ROWS, PAIR_QUERY_ROWS = 24, 48
+"""Rows of queries (tokens times query heads of a KV head) that are attended at a time.
+
+More where pairs are multiplied: keys and values are brought into panels each time.
+"""

@@ -14,11 +14,15 @@ from worker.cpu.compiled.calls import call4, pointer
 from worker.cpu.compiled.crew_code import finish, next_unit
 from worker.cpu.compiled.inner import inner
 from worker.cpu.compiled.paged import attend
+from worker.cpu.compiled.paged_pairs import attend_pairs
+from worker.cpu.compiled.pairs import multiply_panels, pair_streams, round_to_half
 from worker.cpu.compiled.products import item_bytes, multiply, streams_for
 from worker.cpu.compiled.rows import add, embed, normalize, rotate, store
 from worker.cpu.compiled.sizes import (
     FEW_TOKENS,
     FIRST_STAGES,
+    PAIR_COLUMNS,
+    PAIR_ROWS,
     PANEL,
     STAGES_PER_LAYER,
     STREAMS,
@@ -124,20 +128,31 @@ def _norm(step, stage, weight, scratch):  # type: ignore[no-untyped-def]
     hidden = _floats(step.hidden, (step.num_tokens, step.hidden_size))
     weights = _floats(weight, (step.hidden_size,))
     if step.num_tokens <= FEW_TOKENS:
-        own = _floats(scratch[1], (step.num_tokens, step.hidden_size))
         for token in range(step.num_tokens):
-            normalize(hidden[token], weights, step.eps, own[token])
+            _norm_row(step, hidden[token], weights, scratch[1], token, scratch)
         return scratch[1]
-    normed = _floats(step.normed, (step.num_tokens, step.hidden_size))
     num_units, done = _units(step.num_tokens, np.int64(_TOKENS)), 0
     turn, unit = next_unit(step, stage, scratch[3], 0, num_units)
     while unit < num_units:
         for token in range(unit * _TOKENS, min((unit + 1) * _TOKENS, step.num_tokens)):
-            normalize(hidden[token], weights, step.eps, normed[token])
+            _norm_row(step, hidden[token], weights, step.normed, token, scratch)
         done += 1
         turn, unit = next_unit(step, stage, scratch[3], turn, num_units)
     finish(step, stage, done, num_units)
     return step.normed
+
+
+@inner
+def _norm_row(step, row, weights, normed, place, scratch):  # type: ignore[no-untyped-def]
+    """Write the norm of a row to row `place` at an address, as products want it."""
+    width = step.hidden_size
+    out = normed + place * width * _item_bytes(step)
+    if step.in_pairs:
+        wide = scratch[0][1][:width]
+        normalize(row, weights, step.eps, wide)
+        round_to_half(wide.ctypes.data, width, out, _integers(step.tiles, (NUM_TILES,)))
+    else:
+        normalize(row, weights, step.eps, _floats(out, (width,)))
 
 
 @inner
@@ -153,29 +168,58 @@ def _product(step, stage, x, depth, num_rows, weight, columns, target, scratch):
 
     weight is (address, storage, address of scales or 0), target is (out, adds).
     """
-    tiles = _integers(step.tiles, (NUM_TILES,))
     out, adds = target
-    streams, apart, segment = _streams(num_rows, columns)
-    num_whole, num_units = _column_units(streams, apart, segment, columns)
-    done = 0
+    streams, apart, segment = _streams(step, num_rows, columns)
+    num_whole, num_parts = _column_units(streams, apart, segment, columns)
+    height = _rows_of_unit(step, num_rows)
+    num_units, done = num_parts * _units(num_rows, height), 0
     turn, unit = next_unit(step, stage, scratch[3], 0, num_units)
     while unit < num_units:
-        at, part = _columns_of(unit, num_whole, streams, apart, segment, columns)
-        place = out + at * 4, columns, part[1], adds
-        multiply(x, num_rows, depth, _from(weight, at, depth), part, place, tiles, scratch[0])
+        first = unit // num_parts * height
+        at, part = _columns_of(unit % num_parts, num_whole, streams, apart, segment, columns)
+        rows = x + first * depth * _item_bytes(step), min(height, num_rows - first), depth
+        place = out + (first * columns + at) * 4, columns, part[1], adds
+        _multiply(step, rows, _from(weight, at, depth), part, place, scratch)
         done += 1
         turn, unit = next_unit(step, stage, scratch[3], turn, num_units)
     finish(step, stage, done, num_units)
 
 
 @inner
-def _streams(num_rows, columns):  # type: ignore[no-untyped-def]
+def _multiply(step, rows, weight, part, target, scratch):  # type: ignore[no-untyped-def]
+    """Multiply some columns of a weight; rows is (address, rows, depth), see products.multiply."""
+    tiles = _integers(step.tiles, (NUM_TILES,))
+    x, num_rows, depth = rows
+    if step.in_pairs:
+        multiply_panels(x, num_rows, depth, weight[0], part, target, tiles)
+    else:
+        multiply(x, num_rows, depth, weight, part, target, tiles, scratch[0])
+
+
+@inner
+def _item_bytes(step):  # type: ignore[no-untyped-def]
+    """Return the bytes of a number that is about to be multiplied."""
+    return 2 if step.in_pairs else 4
+
+
+@inner
+def _rows_of_unit(step, num_rows):  # type: ignore[no-untyped-def]
+    """Return how many rows a unit of a product has: all, or so many that they stay in the cache."""
+    return np.int64(PAIR_ROWS if step.in_pairs else max(num_rows, np.int64(1)))
+
+
+@inner
+def _streams(step, num_rows, columns):  # type: ignore[no-untyped-def]
     """Return how columns are shared out: (streams, columns of each, columns of each in a unit).
 
     What is left over by streams of whole vectors is a unit for itself.
     """
-    streams = np.int64(streams_for(num_rows))
-    segment = np.int64(PANEL // streams if streams in (1, STREAMS) else LANES)
+    if step.in_pairs:
+        streams = np.int64(pair_streams(num_rows))
+        segment = np.int64(PAIR_COLUMNS if streams == 1 else LANES)
+    else:
+        streams = np.int64(streams_for(num_rows))
+        segment = np.int64(PANEL // streams if streams in (1, STREAMS) else LANES)
     return streams, columns // (streams * LANES) * LANES, segment
 
 
@@ -290,80 +334,101 @@ def _attend(step, stage, layer, bias, scratch):  # type: ignore[no-untyped-def]
 
 @inner
 def _attention_scratch(step, start):  # type: ignore[no-untyped-def]
-    """Return (queries, scores, sums, largest, totals) of this thread's own memory."""
+    """Return (queries, (scores, sums, largest, totals, tile), addresses) in a thread's own memory.
+
+    The addresses are those that paged_pairs works in.
+    """
     rows, width, head_dim = step.query_rows, step.chunk, step.head_dim
     queries = _floats(start, (rows, head_dim))
     sums = _floats(start + rows * head_dim * 4, (rows, head_dim))
     rest = start + 2 * rows * head_dim * 4
     scores = _floats(rest, (rows, width))
-    largest = _floats(rest + rows * width * 4, (rows,))
-    totals = _floats(rest + rows * (width + 1) * 4, (rows,))
-    tile = _floats(rest + rows * (width + 2) * 4, (TILE_FLOATS,))
-    return queries, (scores, sums, largest, totals, tile)
+    rest += rows * width * 4
+    largest, totals = _floats(rest, (rows,)), _floats(rest + rows * 4, (rows,))
+    tile = _floats(rest + rows * 8, (TILE_FLOATS,))
+    rounded = rest + rows * 8 + TILE_FLOATS * 4
+    weights = rounded + rows * head_dim * 2
+    tokens = weights + rows * width * 2
+    size = width * head_dim * 2
+    halves = rounded, weights, tokens, tokens + size, tokens + 2 * size
+    return queries, (scores, sums, largest, totals, tile), halves
 
 
 @inner
 def _attend_segment(step, layer, first, count, kv_head, buffers):  # type: ignore[no-untyped-def]
-    queries, scratch = buffers
+    queries, scratch, halves = buffers
     num_heads, kv_heads, head_dim = step.num_heads, step.num_kv_heads, step.head_dim
     group = num_heads // kv_heads
     qkv = _floats(step.qkv, (step.num_tokens, num_heads + 2 * kv_heads, head_dim))
-    out = _floats(step.attended, (step.num_tokens, num_heads, head_dim))
-    positions = _integers(step.positions, (step.num_tokens,))
-    requests = _integers(step.requests, (step.num_tokens,))
+    position = _integers(step.positions, (step.num_tokens,))[first]
+    request = _integers(step.requests, (step.num_tokens,))[first]
     for i in range(count * group):
         for d in range(head_dim):
             queries[i, d] = qkv[first + i // group, kv_head * group + i % group, d]
     is_half = step.cache_is_half
     offset = layer * step.layer_bytes + kv_head * head_dim * (2 if is_half else 4)
-    attend(
-        queries,
-        count * group,
-        positions[first],
-        group,
-        step.keys + offset,
-        step.values + offset,
-        is_half,
-        kv_heads * head_dim,
-        _table(step, requests[first]),
-        step.block_size,
-        scratch,
-        _integers(step.tiles, (NUM_TILES,)),
-    )
-    for i in range(count * group):
-        for d in range(head_dim):
-            out[first + i // group, kv_head * group + i % group, d] = queries[i, d]
+    keys, values, stride = step.keys + offset, step.values + offset, kv_heads * head_dim
+    rows, table = count * group, _table(step, request)
+    tiles = _integers(step.tiles, (NUM_TILES,))
+    if step.in_pairs:
+        halved = keys, values, stride, table, step.block_size
+        attend_pairs(queries, rows, position, group, halved, scratch, halves, tiles)
+        for i in range(rows):
+            head = (first + i // group) * num_heads + kv_head * group + i % group
+            place = step.attended + head * head_dim * 2
+            round_to_half(queries[i].ctypes.data, head_dim, place, tiles)
+    else:
+        cached = keys, values, is_half, stride, table, step.block_size
+        attend(queries, rows, position, group, cached, scratch, tiles)
+        out = _floats(step.attended, (step.num_tokens, num_heads, head_dim))
+        for i in range(rows):
+            for d in range(head_dim):
+                out[first + i // group, kv_head * group + i % group, d] = queries[i, d]
 
 
 @inner
 def _gate_up(step, stage, layer, x, scratch):  # type: ignore[no-untyped-def]
     """Set gated to silu(gate) * up; gates are the first inner_size columns of the weight."""
-    own, _, rest, thread = scratch
     tokens, inner_size, depth = step.num_tokens, step.inner_size, step.hidden_size
-    tiles = _integers(step.tiles, (NUM_TILES,))
     weight = layer[_GATE_UP], step.storage, layer[_GATE_UP + _SCALES_BEHIND]
-    streams, apart, segment = _streams(tokens, inner_size)
+    streams, apart, segment = _streams(step, tokens, inner_size)
     segment, adds = max(segment, np.int64(LANES)), np.int64(0)
-    num_whole, num_units = _column_units(streams, apart, segment, inner_size)
-    done = 0
-    turn, unit = next_unit(step, stage, thread, 0, num_units)
+    num_whole, num_parts = _column_units(streams, apart, segment, inner_size)
+    height = _rows_of_unit(step, tokens)
+    num_units, done = num_parts * _units(tokens, height), 0
+    turn, unit = next_unit(step, stage, scratch[3], 0, num_units)
     while unit < num_units:
-        at, part = _columns_of(unit, num_whole, streams, apart, segment, inner_size)
-        gate = step.gated + at * 4
-        source = _from(weight, at, depth)
-        target = gate, inner_size, part[1], adds
-        multiply(x, tokens, depth, source, part, target, tiles, own)
-        width = part[0] * part[2]
-        target = rest, width, part[2], adds
-        multiply(x, tokens, depth, _from(source, inner_size, depth), part, target, tiles, own)
-        for token in range(tokens):
-            for stream in range(part[0]):
-                line = gate + (token * inner_size + stream * part[1]) * 4
-                up = rest + (token * width + stream * part[2]) * 4
-                call4(tiles[SILU], line, up, line, part[2])
+        first = unit // num_parts * height
+        at, part = _columns_of(unit % num_parts, num_whole, streams, apart, segment, inner_size)
+        rows = x + first * depth * _item_bytes(step), min(height, tokens - first), depth
+        source, width = _from(weight, at, depth), part[0] * part[2]
+        gate = scratch[2], width, part[2], adds
+        _multiply(step, rows, source, part, gate, scratch)
+        up = scratch[2] + rows[1] * width * 4, width, part[2], adds
+        _multiply(step, rows, _from(source, inner_size, depth), part, up, scratch)
+        _put_gated(step, first, rows[1], at, part, (gate[0], up[0]))
         done += 1
-        turn, unit = next_unit(step, stage, thread, turn, num_units)
+        turn, unit = next_unit(step, stage, scratch[3], turn, num_units)
     finish(step, stage, done, num_units)
+
+
+@inner
+def _put_gated(step, first, num_rows, column, part, found):  # type: ignore[no-untyped-def]
+    """Set some rows and columns of gated, as products want them, to silu(gate) * up."""
+    tiles = _integers(step.tiles, (NUM_TILES,))
+    streams, apart, count = part
+    gates, ups = found
+    for row in range(num_rows):
+        for stream in range(streams):
+            behind = (row * streams + stream) * count * 4
+            gate, up = gates + behind, ups + behind
+            place = (first + row) * step.inner_size + column + stream * apart
+            target = step.gated + place * _item_bytes(step)
+            if step.in_pairs:
+                call4(tiles[SILU], gate, up, gate, count)
+                round_to_half(gate, count, target, tiles)
+            else:
+                call4(tiles[SILU], gate, up, target, count)
 
 
 @inner
@@ -373,15 +438,13 @@ def _norm_rows(step, stage, scratch):  # type: ignore[no-untyped-def]
     weights = _floats(step.final_norm, (step.hidden_size,))
     rows = _integers(step.rows, (step.num_rows,))
     if step.num_rows <= FEW_TOKENS:
-        own = _floats(scratch[1], (step.num_rows, step.hidden_size))
         for row in range(step.num_rows):
-            normalize(hidden[rows[row]], weights, step.eps, own[row])
+            _norm_row(step, hidden[rows[row]], weights, scratch[1], row, scratch)
         return scratch[1]
-    normed = _floats(step.normed, (step.num_rows, step.hidden_size))
     num_units, done = step.num_rows, 0
     turn, unit = next_unit(step, stage, scratch[3], 0, num_units)
     while unit < num_units:
-        normalize(hidden[rows[unit]], weights, step.eps, normed[unit])
+        _norm_row(step, hidden[rows[unit]], weights, step.normed, unit, scratch)
         done += 1
         turn, unit = next_unit(step, stage, scratch[3], turn, num_units)
     finish(step, stage, done, num_units)

@@ -1,6 +1,7 @@
 """What a compiled step is told: one record of sizes and addresses, shared by its threads.
 
-Addresses lead to contiguous arrays; activations are float32, indices int64, block tables int32.
+Addresses lead to contiguous arrays; activations are float32, or bfloat16 where they are multiplied
+next and `in_pairs` is set; indices are int64, block tables int32.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ _MODEL = (
     "head_dim",
     "vocab_size",
     "ends_are_half",  # 1: embedding and head in bfloat16
+    "in_pairs",  # 1: products of bfloat16 pairs, weights in panels; see pair_tiles.py
     "storage",  # of the layers' products, an index into tiles.STORAGES
     "layers",  # [num_layers, len(LAYER)] addresses
     "embedding",  # [vocab_size, hidden_size]

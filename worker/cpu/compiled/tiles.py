@@ -10,16 +10,20 @@ from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
+from worker.cpu.compiled.loop_code import either, loop, size, starts
+from worker.cpu.compiled.pair_tiles import NUM_PAIR_TILES, pair_tiles
 from worker.cpu.compiled.vector_code import (
     ITEM_BYTES,
     LANES,
-    VECTOR,
+    MULTIPLIES_PAIRS,
     Builder,
     Storage,
     Value,
     exponential,
     fma,
+    greatest,
     head_of,
+    larger,
     load,
     load_everywhere,
     splat,
@@ -39,8 +43,10 @@ NUM_STORAGES = len(STORAGES)
 MIX = NUM_STORAGES * len(DOT_SHAPES)
 SOFTMAX = MIX + 2 * len(MIX_SHAPES)
 SILU = SOFTMAX + 1
-NUM_TILES = SILU + 1
-"""Where each kind begins in the order of `write_tiles`."""
+LARGEST = SILU + 1
+PAIRS = LARGEST + 1
+NUM_TILES = PAIRS + NUM_PAIR_TILES
+"""Where each kind begins in the order of `write_tiles`; pairs are there only if a CPU has them."""
 
 _FLOAT_BYTES = 4
 _VECTOR_BYTES = LANES * _FLOAT_BYTES
@@ -53,7 +59,9 @@ def write_tiles() -> tuple[ir.Module, list[str]]:
     module = ir.Module("tiles")
     bodies = [(6, dot_tile(r, c, kind)) for r, c in DOT_SHAPES for kind in STORAGES]
     bodies += [(7, mix_tile(r, v, kind)) for r, v in MIX_SHAPES for kind in STORAGES[:2]]
-    bodies += [(4, softmax_row), (4, silu_product)]
+    bodies += [(4, softmax_row), (4, silu_product), (3, largest_score)]
+    if MULTIPLIES_PAIRS:
+        bodies += pair_tiles()
     names = [f"tile_{i}" for i in range(len(bodies))]
     for name, (num_arguments, body) in zip(names, bodies, strict=True):
         kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * num_arguments)
@@ -72,12 +80,12 @@ def dot_tile(num_rows: int, num_columns: int, storage: Storage) -> Body:
 
     def body(builder: Builder, args: Sequence[Value]) -> None:
         x, x_stride, w, w_stride, depth, out = args
-        rows = _starts(builder, x, x_stride, num_rows, _FLOAT_BYTES)
-        columns = _starts(builder, w, w_stride, num_columns, ITEM_BYTES[storage])
+        rows = starts(builder, x, x_stride, num_rows, _FLOAT_BYTES)
+        columns = starts(builder, w, w_stride, num_columns, ITEM_BYTES[storage])
 
         def step(k: Value, acc: list[Value]) -> list[Value]:
-            x_offset = builder.mul(k, _size(_FLOAT_BYTES))
-            w_offset = builder.mul(k, _size(ITEM_BYTES[storage]))
+            x_offset = builder.mul(k, size(_FLOAT_BYTES))
+            w_offset = builder.mul(k, size(ITEM_BYTES[storage]))
             weights = [load(builder, builder.add(w, w_offset), storage) for w in columns]
             for r, row in enumerate(rows):
                 value = load(builder, builder.add(row, x_offset))
@@ -91,7 +99,7 @@ def dot_tile(num_rows: int, num_columns: int, storage: Storage) -> Body:
         for first in range(0, len(totals), LANES):
             part = totals[first : first + LANES]
             result = head_of(builder, sums(builder, part), len(part))
-            store(builder, result, builder.add(out, _size(first * _FLOAT_BYTES)))
+            store(builder, result, builder.add(out, size(first * _FLOAT_BYTES)))
 
     return body
 
@@ -104,28 +112,26 @@ def mix_tile(num_rows: int, num_vectors: int, storage: Storage) -> Body:
 
     def body(builder: Builder, args: Sequence[Value]) -> None:
         p, p_stride, v, v_stride, count, out, out_stride = args
-        weights = _starts(builder, p, p_stride, num_rows, _FLOAT_BYTES)
-        results = _starts(builder, out, out_stride, num_rows, _FLOAT_BYTES)
-        v_bytes = builder.mul(v_stride, _size(ITEM_BYTES[storage]))
+        weights = starts(builder, p, p_stride, num_rows, _FLOAT_BYTES)
+        results = starts(builder, out, out_stride, num_rows, _FLOAT_BYTES)
+        v_bytes = builder.mul(v_stride, size(ITEM_BYTES[storage]))
         places = [
-            builder.add(row, _size(d * _VECTOR_BYTES))
-            for row in results
-            for d in range(num_vectors)
+            builder.add(row, size(d * _VECTOR_BYTES)) for row in results for d in range(num_vectors)
         ]
 
         def step(j: Value, acc: list[Value]) -> list[Value]:
             at = builder.add(v, builder.mul(j, v_bytes))
-            offset = builder.mul(j, _size(_FLOAT_BYTES))
+            offset = builder.mul(j, size(_FLOAT_BYTES))
             factors = [load_everywhere(builder, builder.add(row, offset)) for row in weights]
             for d in range(num_vectors):
-                skip = _size(d * LANES * ITEM_BYTES[storage])
+                skip = size(d * LANES * ITEM_BYTES[storage])
                 value = load(builder, builder.add(at, skip), storage)
                 for r, factor in enumerate(factors):
                     i = r * num_vectors + d
                     acc[i] = fma(builder, factor, value, acc[i])
             return acc
 
-        totals = _loop(builder, count, 1, [load(builder, place) for place in places], step)
+        totals = loop(builder, count, 1, [load(builder, place) for place in places], step)
         for total, place in zip(totals, places, strict=True):
             store(builder, total, place)
 
@@ -138,12 +144,12 @@ def softmax_row(builder: Builder, args: Sequence[Value]) -> None:
     shift = load_everywhere(builder, largest)
 
     def step(k: Value, acc: list[Value]) -> list[Value]:
-        place = builder.add(scores, builder.mul(k, _size(_FLOAT_BYTES)))
+        place = builder.add(scores, builder.mul(k, size(_FLOAT_BYTES)))
         value = exponential(builder, builder.fsub(load(builder, place), shift))
         store(builder, value, place)
         return [builder.fadd(acc[0], value)]
 
-    (sum_,) = _loop(builder, count, LANES, [splat(0.0)], step)
+    (sum_,) = loop(builder, count, LANES, [splat(0.0)], step)
     store(builder, head_of(builder, sums(builder, [sum_]), 1), total)
 
 
@@ -152,7 +158,7 @@ def silu_product(builder: Builder, args: Sequence[Value]) -> None:
     gate, up, out, count = args
 
     def step(k: Value, acc: list[Value]) -> list[Value]:
-        offset = builder.mul(k, _size(_FLOAT_BYTES))
+        offset = builder.mul(k, size(_FLOAT_BYTES))
         g = load(builder, builder.add(gate, offset))
         smallest = builder.select(builder.fcmp_ordered("<", g, splat(-86.0)), splat(-86.0), g)
         decay = exponential(builder, builder.fsub(splat(0.0), smallest))
@@ -161,15 +167,19 @@ def silu_product(builder: Builder, args: Sequence[Value]) -> None:
         store(builder, builder.fmul(builder.fmul(g, sigmoid), u), builder.add(out, offset))
         return acc
 
-    _loop(builder, count, LANES, [], step)
+    loop(builder, count, LANES, [], step)
 
 
-def _size(number: int) -> Value:
-    return ir.Constant(ir.IntType(64), number)
+def largest_score(builder: Builder, args: Sequence[Value]) -> None:
+    """Write f(scores, count, largest): largest = the largest of itself and the scores."""
+    scores, count, largest = args
 
+    def step(k: Value, acc: list[Value]) -> list[Value]:
+        value = load(builder, builder.add(scores, builder.mul(k, size(_FLOAT_BYTES))))
+        return [larger(builder, acc[0], value)]
 
-def _starts(builder: Builder, base: Value, stride: Value, count: int, size: int) -> list[Value]:
-    return [builder.add(base, builder.mul(stride, _size(size * i))) for i in range(count)]
+    (found,) = loop(builder, count, LANES, [load_everywhere(builder, largest)], step)
+    store(builder, head_of(builder, greatest(builder, found), 1), largest)
 
 
 def _unrolled(
@@ -181,64 +191,14 @@ def _unrolled(
     """Run body(k, carried) for k = 0, LANES, ... below depth, two vectors per round."""
 
     def pair(k: Value, carried: list[Value]) -> list[Value]:
-        return body(builder.add(k, _size(LANES)), body(k, carried))
+        return body(builder.add(k, size(LANES)), body(k, carried))
 
-    even = builder.and_(depth, _size(-2 * LANES))
-    whole = _if(
+    even = builder.and_(depth, size(-2 * LANES))
+    whole = either(
         builder,
-        builder.icmp_signed(">", even, _size(0)),
+        builder.icmp_signed(">", even, size(0)),
         initial,
-        lambda: _loop(builder, even, 2 * LANES, initial, pair),
+        lambda: loop(builder, even, 2 * LANES, initial, pair),
     )
     is_odd = builder.icmp_signed("!=", even, depth)
-    return _if(builder, is_odd, whole, lambda: body(even, list(whole)))
-
-
-def _if(
-    builder: Builder, condition: Value, otherwise: list[Value], body: Callable[[], list[Value]]
-) -> list[Value]:
-    """Return what body gives where the condition holds, else `otherwise`."""
-    before = builder.block
-    inside = builder.append_basic_block("then")
-    after = builder.append_basic_block("after")
-    builder.cbranch(condition, inside, after)
-    builder.position_at_end(inside)
-    results = body()
-    end = builder.block
-    builder.branch(after)
-    builder.position_at_end(after)
-    merged = []
-    for value, result in zip(otherwise, results, strict=True):
-        phi = builder.phi(VECTOR)
-        phi.add_incoming(value, before)
-        phi.add_incoming(result, end)
-        merged.append(phi)
-    return merged
-
-
-def _loop(
-    builder: Builder,
-    count: Value,
-    step: int,
-    initial: list[Value],
-    body: Callable[[Value, list[Value]], list[Value]],
-) -> list[Value]:
-    """Run body(k, carried) for k = 0, step, ... below count, which is positive."""
-    before = builder.block
-    block = builder.append_basic_block("loop")
-    after = builder.append_basic_block("done")
-    builder.branch(block)
-    builder.position_at_end(block)
-    k = builder.phi(count.type)
-    k.add_incoming(_size(0), before)
-    carried = [builder.phi(VECTOR) for _ in initial]
-    for phi, value in zip(carried, initial, strict=True):
-        phi.add_incoming(value, before)
-    results = body(k, list(carried))
-    following = builder.add(k, _size(step))
-    k.add_incoming(following, block)
-    for phi, value in zip(carried, results, strict=True):
-        phi.add_incoming(value, block)
-    builder.cbranch(builder.icmp_signed("<", following, count), block, after)
-    builder.position_at_end(after)
-    return results
+    return either(builder, is_odd, whole, lambda: body(even, list(whole)))

@@ -19,8 +19,13 @@ ITEM_BYTES: dict[Storage, int] = {"float32": 4, "bfloat16": 2, "int8": 1, "float
 LINE_BYTES = 64
 """Of the cache."""
 
-LANES = 16 if binding.get_host_cpu_features().get("avx512f") else 8
+_FEATURES = binding.get_host_cpu_features()
+
+LANES = 16 if _FEATURES.get("avx512f") else 8
 """float32 numbers per vector register of this CPU."""
+
+MULTIPLIES_PAIRS = LANES == 16 and bool(_FEATURES.get("avx512bf16"))
+"""Whether this CPU multiplies vectors of bfloat16, adding neighbours up in float32."""
 
 _FLOAT = ir.FloatType()
 _INT32 = ir.IntType(32)
@@ -28,6 +33,23 @@ VECTOR = ir.VectorType(_FLOAT, LANES)
 _INTEGERS = ir.VectorType(_INT32, LANES)
 _HALVES = ir.VectorType(ir.IntType(16), LANES)
 _BYTES = ir.VectorType(ir.IntType(8), LANES)
+
+
+class _BFloat(ir.Type):  # type: ignore[misc]
+    """LLVM's bfloat, which llvmlite has no name for."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+_PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
+"""A vector of pairs of bfloat16, as many as float32 numbers fit into it."""
 
 _EXP_LOWEST = -87.0
 """e to less than this is taken as zero: it is below what float32 holds at full precision."""
@@ -85,6 +107,79 @@ def _widened_float8(builder: Builder, codes: Value) -> Value:
     value = builder.select(is_small, builder.fadd(rest, rest), normal)
     sign = builder.and_(shifted, _everywhere(-(1 << 31)))
     return builder.bitcast(builder.or_(builder.bitcast(value, _INTEGERS), sign), VECTOR)
+
+
+def load_pairs(builder: Builder, address: Value) -> Value:
+    """Load a vector of pairs of bfloat16."""
+    return builder.load(builder.inttoptr(address, _PAIRS.as_pointer()), align=2)
+
+
+def load_pair_everywhere(builder: Builder, address: Value) -> Value:
+    """Load one pair of bfloat16 into every lane."""
+    pair = builder.load(builder.inttoptr(address, _INT32.as_pointer()), align=2)
+    one = builder.insert_element(ir.Constant(_INTEGERS, ir.Undefined), pair, _INT32(0))
+    return builder.bitcast(_shuffle(builder, one, one, [0] * LANES), _PAIRS)
+
+
+def multiply_pairs(builder: Builder, a: Value, b: Value, c: Value) -> Value:
+    """Return c plus the sum of the two products of each lane's pairs, in float32."""
+    signature = ir.FunctionType(VECTOR, [VECTOR, _PAIRS, _PAIRS])
+    name = "llvm.x86.avx512bf16.dpbf16ps.512"
+    function = builder.module.globals.get(name) or ir.Function(builder.module, signature, name)
+    return builder.call(function, [c, a, b])
+
+
+def store_half(builder: Builder, value: Value, address: Value) -> None:
+    """Store a vector rounded to bfloat16, to the nearest even."""
+    bits = builder.bitcast(value, _INTEGERS)
+    last = builder.and_(builder.lshr(bits, _everywhere(16)), _everywhere(1))
+    rounded = builder.add(builder.add(bits, _everywhere(0x7FFF)), last)
+    quiet = builder.or_(bits, _everywhere(0x400000))
+    kept = builder.select(builder.fcmp_unordered("uno", value, value), quiet, rounded)
+    halves = builder.trunc(builder.lshr(kept, _everywhere(16)), _HALVES)
+    builder.store(halves, builder.inttoptr(address, _HALVES.as_pointer()), align=2)
+
+
+def zip_halves(builder: Builder, a: Value, b: Value) -> Value:
+    """Load LANES bfloat16 at each of two addresses; return them as pairs, in place of numbers."""
+    low, high = (
+        builder.zext(
+            builder.load(builder.inttoptr(place, _HALVES.as_pointer()), align=2), _INTEGERS
+        )
+        for place in (a, b)
+    )
+    return builder.bitcast(builder.or_(low, builder.shl(high, _everywhere(16))), VECTOR)
+
+
+def transposed(builder: Builder, vectors: Sequence[Value]) -> list[Value]:
+    """Return the columns of LANES vectors, in log2(LANES) rounds of exchanges."""
+    level, step = list(vectors), 1
+    while step < LANES:
+        lower = [i if not i & step else LANES + (i ^ step) for i in range(LANES)]
+        upper = [i | step if not i & step else LANES + i for i in range(LANES)]
+        following = list(level)
+        for i in range(LANES):
+            if not i & step:
+                a, b = level[i], level[i | step]
+                following[i] = _shuffle(builder, a, b, lower)
+                following[i | step] = _shuffle(builder, a, b, upper)
+        level, step = following, step * 2
+    return level
+
+
+def greatest(builder: Builder, vector: Value) -> Value:
+    """Return a vector's largest number in every lane; what is no number is passed over."""
+    step = 1
+    while step < LANES:
+        other = _shuffle(builder, vector, vector, [i ^ step for i in range(LANES)])
+        vector = larger(builder, vector, other)
+        step *= 2
+    return vector
+
+
+def larger(builder: Builder, a: Value, b: Value) -> Value:
+    """Return the larger of two numbers in each lane; the first where one of them is none."""
+    return builder.select(builder.fcmp_ordered(">", b, a), b, a)
 
 
 def prefetch(builder: Builder, address: Value) -> None:

@@ -1,0 +1,60 @@
+"""Products of bfloat16 activations with panels of bfloat16 weights, summed up in float32.
+
+See pair_tiles.py for how panels lie in memory. Each element is one sum in one order, pair by pair,
+so it does not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from worker.cpu.compiled.calls import call3, call8
+from worker.cpu.compiled.inner import inner
+from worker.cpu.compiled.pair_tiles import PANEL_SHAPES, ROUND
+from worker.cpu.compiled.tiles import PAIRS
+from worker.cpu.compiled.vector_code import LANES
+
+_MANY = 6
+"""Rows of the highest tile."""
+
+
+@inner
+def pair_streams(num_rows):  # type: ignore[no-untyped-def]
+    """Return at how many places panels are read side by side; see products.streams_for."""
+    return 1 if num_rows >= _MANY else 4
+
+
+@inner
+def multiply_panels(x, num_rows, depth, panels, columns, target, tiles):  # type: ignore[no-untyped-def]
+    """Set (or add to) an output [num_rows, columns] the product of x [num_rows, depth] and panels.
+
+    `columns` is (streams, apart, count), as products.multiply has them, but multiples of LANES.
+    target is (address, floats between rows, floats between streams, adds).
+    """
+    streams, between, count = columns
+    out, stride, apart, adds = target
+    row = 0
+    while row < num_rows:
+        left = num_rows - row
+        rows, wide = (
+            (6, 0) if left >= 6 else ((4, 2) if left >= 4 else ((2, 4) if left >= 2 else (1, 6)))
+        )
+        line, place = x + row * depth * 2, out + row * stride * 4
+        first = PAIRS + (len(PANEL_SHAPES) if adds else 0)
+        column = 0
+        while column < count:
+            # Side by side lie streams, or the panels of one of them.
+            if streams == 4:
+                tile, step, w_apart, out_apart = wide, LANES, between * depth, apart
+            elif count - column >= 4 * LANES:
+                tile, step, w_apart, out_apart = wide, 4 * LANES, LANES * depth, LANES
+            else:
+                tile, step, w_apart, out_apart = wide + 1, LANES, 0, 0
+            w, o = panels + column * depth * 2, place + column * 4
+            call8(tiles[first + tile], line, depth, w, w_apart, depth, o, stride, out_apart)
+            column += step
+        row += rows
+
+
+@inner
+def round_to_half(numbers, count, out, tiles):  # type: ignore[no-untyped-def]
+    """Write `count` float32 numbers to an address in bfloat16; both are addresses."""
+    call3(tiles[PAIRS + ROUND], numbers, count, out)
