@@ -67,14 +67,14 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     "qwen3": ("qwen3", {}),
     "qwen3 moe": (
         "qwen3_moe",
-        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
     ),
     "qwen3 moe, weights that add up to 1": (
         "qwen3_moe",
         {
             "num_experts": 4,
             "num_experts_per_tok": 3,
-            "moe_intermediate_size": 32,
+            "moe_intermediate_size": 64,
             "norm_topk_prob": True,
         },
     ),
@@ -334,6 +334,13 @@ def rewrite_weights(folder: Path, name: str, tensor: torch.Tensor | None) -> Non
     weights.pop(name, None)
     if tensor is not None:
         weights[name] = tensor
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+def store_in_bfloat16(folder: Path) -> None:
+    """Round all weights of a folder."""
+    file = folder / "model.safetensors"
+    weights = {name: tensor.bfloat16() for name, tensor in load_file(file).items()}
     save_file(weights, file, metadata={"format": "pt"})
 
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 import torch
 
 from engine.config import EngineConfig, SpeculationConfig
+from tests.worker.logit_fixtures import NUM_POSITIONS, logits_of
 from tests.worker.model_fixtures import (
     FAMILIES,
     VOCAB_SIZE,
@@ -26,15 +26,11 @@ from tests.worker.model_fixtures import (
     reference_greedy,
     write_tiny_model,
 )
-from worker.cpu.attention import AttentionPlan
 from worker.executors.uniproc import UniprocExecutor
 from worker.model.config import read_model_config
-from worker.model.kv_layout import attention_block_size, kv_layout
-from worker.model.llama import KVCache
 from worker.model.load_decoder import load_decoder
 from worker.model.parallel import ALONE, RankGroup
 
-BLOCK_SIZE = 16
 MAX_DIFFERENCE = 1e-3
 NUM_TOKENS = 12
 ON_ONE_RANK = ("granite with mamba", "granite with mamba and experts")
@@ -56,40 +52,14 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
 
 def our_logits(
-    folder: Path,
-    token_ids: list[int],
-    sizes: list[int],
-    ranks: RankGroup = ALONE,
-    *,
-    dtype: torch.dtype = torch.float32,
+    folder: Path, token_ids: list[int], sizes: list[int], ranks: RankGroup = ALONE
 ) -> torch.Tensor:
-    """Compute all logits of a prompt, chunk by chunk, over scattered blocks of every group."""
+    """Compute all logits of a prompt in float32, chunk by chunk."""
     config = read_model_config(folder)
-    model = load_decoder(folder, config, dtype=dtype, num_positions=512, ranks=ranks)
-    layout = kv_layout(config.num_layers, config.windows)
-    local = model.config
-    of_attention = attention_block_size(config, block_size=BLOCK_SIZE, itemsize=dtype.itemsize)
-    tokens = of_attention or BLOCK_SIZE
-    shape = (layout.num_rows, 256, tokens, local.num_kv_heads, local.head_dim)
-    cache = KVCache(*(torch.full(shape, torch.nan, dtype=dtype) for _ in range(2)))
-    cache.keys[:, 0] = cache.values[:, 0] = 0.0  # the null block
-    blocks = np.random.default_rng(1).permutation(np.arange(1, 256, dtype=np.int32))
-    first, *more = np.split(blocks[: 10 * len(layout.windows)][None], len(layout.windows), axis=1)
-    logits, start = [], 0
-    for size in sizes:
-        logits.append(
-            model.forward(
-                torch.tensor(token_ids[start : start + size]),
-                torch.arange(start, start + size),
-                cache=cache,
-                plan=AttentionPlan(
-                    np.array([size]), np.array([start]), first, BLOCK_SIZE, tuple(more)
-                ),
-                rows=torch.arange(size),
-            )
-        )
-        start += size
-    return torch.cat(logits)
+    model = load_decoder(
+        folder, config, dtype=torch.float32, num_positions=NUM_POSITIONS, ranks=ranks
+    )
+    return logits_of(model, token_ids, sizes)
 
 
 class ThreadRanks(RankGroup):
@@ -203,44 +173,3 @@ def test_layers_of_several_kinds_together_bear_everything_that_full_ones_do(
     for _ in range(2):
         assert run.generate(prompts, greedy(NUM_TOKENS)) == expected
     executor.close()
-
-
-@EVERY_FAMILY
-def test_bfloat16_is_as_near_to_float32_as_in_transformers(
-    folder_of: Callable[[str], Path], name: str
-) -> None:
-    folder = folder_of(name)
-    (prompt,) = random_prompts(1, lengths=[150], vocab_size=VOCAB_SIZE)
-    with torch.inference_mode():
-        exact = load_reference(folder)(torch.tensor([prompt])).logits[0]
-        theirs = load_reference(folder, torch.bfloat16)(torch.tensor([prompt])).logits[0].float()
-        ours = our_logits(folder, prompt, [150], dtype=torch.bfloat16)
-    assert (ours - exact).abs().mean() <= 1.1 * (theirs - exact).abs().mean()
-
-
-@pytest.mark.slow
-@EVERY_FAMILY
-def test_bfloat16_chooses_the_best_token_as_often_as_transformers(
-    folder_of: Callable[[str], Path], name: str
-) -> None:
-    """Of positions whose two best logits are no near tie: four steps of bfloat16 apart or more.
-
-    Nearer ones are decided by rounding, in transformers too. So is the choice of experts.
-    """
-    folder = folder_of(name)
-    prompts = random_prompts(4, lengths=[150], vocab_size=VOCAB_SIZE)
-    with torch.inference_mode():
-        reference, rounded = load_reference(folder), load_reference(folder, torch.bfloat16)
-        exact = torch.cat([reference(torch.tensor([prompt])).logits[0] for prompt in prompts])
-        theirs = torch.cat([rounded(torch.tensor([prompt])).logits[0] for prompt in prompts])
-        ours = torch.cat([our_logits(folder, p, [150], dtype=torch.bfloat16) for p in prompts])
-    best, second = exact.topk(2).values.unbind(dim=1)
-    step = 2.0 ** (best.abs().log2().floor() - 7)
-    is_clear = best - second > 4 * step
-    chosen = exact.argmax(dim=1)[is_clear]
-    ours_right, theirs_right = (
-        float((logits.argmax(dim=1)[is_clear] == chosen).float().mean())
-        for logits in (ours, theirs)
-    )
-    assert len(chosen) > 0.75 * len(exact)
-    assert ours_right >= min(0.995, theirs_right)

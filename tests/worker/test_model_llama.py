@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
+from tests.worker.logit_fixtures import NUM_POSITIONS, logits_of
 from tests.worker.model_fixtures import VOCAB_SIZE, load_reference, random_prompts, write_tiny_model
-from worker.cpu.attention import AttentionPlan
 from worker.model.config import read_model_config
-from worker.model.llama import KVCache
 from worker.model.load_llama import load_llama
 from worker.model.lora import NO_ADAPTERS, BatchAdapters
 
-BLOCK_SIZE = 16
 MAX_DIFFERENCE = 1e-3
 
 LLAMA3_ROPE = {
@@ -37,27 +34,14 @@ def our_logits(
     compiled: bool | None = None,
 ) -> torch.Tensor:
     """Compute all logits of a prompt, chunk by chunk, over scattered blocks."""
-    config = read_model_config(folder)
-    model = load_llama(folder, config, dtype=torch.float32, num_positions=512, compiled=compiled)
-    shape = (config.num_layers, 64, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
-    cache = KVCache(torch.full(shape, torch.nan), torch.full(shape, torch.nan))
-    block_ids = np.random.default_rng(1).permutation(np.arange(1, 64, dtype=np.int32))
-    logits, start = [], 0
-    for size in chunk_sizes:
-        positions = np.arange(start, start + size)
-        plan = AttentionPlan(np.array([size]), np.array([start]), block_ids[None, :], BLOCK_SIZE)
-        logits.append(
-            model.forward(
-                torch.tensor(token_ids[start : start + size]),
-                torch.from_numpy(positions),
-                cache=cache,
-                plan=plan,
-                rows=torch.arange(size),
-                adapters=adapters,
-            )
-        )
-        start += size
-    return torch.cat(logits)
+    model = load_llama(
+        folder,
+        read_model_config(folder),
+        dtype=torch.float32,
+        num_positions=NUM_POSITIONS,
+        compiled=compiled,
+    )
+    return logits_of(model, token_ids, chunk_sizes, adapters=adapters)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from tests.worker.cpu.test_compiled_forward import (
     empty_cache,
     load,
     logits_of,
-    store_in_bfloat16,
 )
 from tests.worker.model_fixtures import (
     FAMILIES,
@@ -28,6 +27,7 @@ from tests.worker.model_fixtures import (
     random_prompts,
     reference_greedy,
     rewrite_weights,
+    store_in_bfloat16,
     write_tiny_model,
 )
 from tests.worker.quantized_fixtures import KEPT_KINDS, KINDS, compressed_tensors, quantize

@@ -12,7 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kvindex.foundation.errors import ConfigError
-from tests.worker.model_fixtures import VOCAB_SIZE, random_prompts, write_tiny_model
+from tests.worker.model_fixtures import (
+    VOCAB_SIZE,
+    random_prompts,
+    store_in_bfloat16,
+    write_tiny_model,
+)
 from worker.cpu.attention import AttentionPlan
 from worker.cpu.compiled.forward import segments_of
 from worker.model.config import read_model_config
@@ -50,12 +55,6 @@ def load(folder: Path, dtype: torch.dtype, *, compiled: bool) -> LlamaModel:
         compiled=compiled,
         deterministic=compiled,
     )
-
-
-def store_in_bfloat16(folder: Path) -> None:
-    file = folder / "model.safetensors"
-    weights = {name: tensor.bfloat16() for name, tensor in load_file(file).items()}
-    save_file(weights, file, metadata={"format": "pt"})
 
 
 def empty_cache(model: LlamaModel) -> KVCache:
