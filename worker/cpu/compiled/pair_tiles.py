@@ -25,7 +25,7 @@ from worker.cpu.compiled.vector_code import (
     zip_halves,
 )
 
-PANEL_SHAPES = ((6, 4), (6, 1), (4, 4), (4, 1), (2, 4), (2, 1), (1, 4), (1, 1), (1, 8))
+PANEL_SHAPES = ((6, 4), (6, 1), (4, 4), (4, 1), (2, 4), (2, 1), (1, 4), (1, 1))
 """Rows, and panels, of the tiles that multiply."""
 
 ROUND = 2 * len(PANEL_SHAPES)

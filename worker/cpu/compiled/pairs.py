@@ -12,14 +12,14 @@ from worker.cpu.compiled.pair_tiles import PANEL_SHAPES, ROUND
 from worker.cpu.compiled.tiles import PAIRS
 from worker.cpu.compiled.vector_code import LANES
 
-_MANY = 6
-"""Rows of the highest tile."""
+_FEW = 32
+"""Up to so many rows wait for panels: they are read at several places side by side then."""
 
 
 @inner
 def pair_streams(num_rows):  # type: ignore[no-untyped-def]
     """Return at how many places panels are read side by side; see products.streams_for."""
-    return 1 if num_rows >= _MANY else 4
+    return 4 if num_rows <= _FEW else 1
 
 
 @inner
@@ -33,10 +33,7 @@ def multiply_panels(x, num_rows, depth, panels, columns, target, tiles):  # type
     out, stride, apart, adds = target
     row = 0
     while row < num_rows:
-        left = num_rows - row
-        rows, wide = (
-            (6, 0) if left >= 6 else ((4, 2) if left >= 4 else ((2, 4) if left >= 2 else (1, 6)))
-        )
+        rows, wide = _highest(num_rows - row)
         line, place = x + row * depth * 2, out + row * stride * 4
         first = PAIRS + (len(PANEL_SHAPES) if adds else 0)
         column = 0
@@ -52,6 +49,19 @@ def multiply_panels(x, num_rows, depth, panels, columns, target, tiles):  # type
             call8(tiles[first + tile], line, depth, w, w_apart, depth, o, stride, out_apart)
             column += step
         row += rows
+
+
+@inner
+def _highest(num_rows):  # type: ignore[no-untyped-def]
+    """Return (rows, place) of the highest tile of four panels for so many rows, see PANEL_SHAPES.
+
+    Behind it stands that of one panel.
+    """
+    if num_rows >= 6:
+        return 6, 0
+    if num_rows >= 4:
+        return 4, 2
+    return (2, 4) if num_rows >= 2 else (1, 6)
 
 
 @inner
