@@ -351,27 +351,29 @@ class Planner:
         longest = max([view.matched_blocks for view in views], default=0)
         longest = min(longest, len(request.hashes))
         num_shared = self._heat.num_shared_blocks(request.hashes, longest, now)
-        spared = False
+        num_shared_tokens = num_shared * (request.block_size or 0)
+        is_deep, spared = self._reuse.is_deep, False
         found = []
         for view, rate in zip(views, rates, strict=True):
             account = self.ledger.account(view.target)
             queued = account.prefill_tokens + view.reserved_prefill_tokens
             queue_s = queued / rate
-            excluded = self._guards.exclusion(request, view, queue_s=queue_s, now=now)
-            found.append(
-                make_candidate(
-                    request,
-                    view,
-                    account,
-                    queue=(queued, queue_s),
-                    prefill_rate=rate,
-                    num_shared_blocks=num_shared,
-                    spared=spared,
-                    excluded=excluded,
-                    max_siblings=self._config.max_siblings,
-                )
+            candidate = make_candidate(
+                request,
+                view,
+                account,
+                queue=(queued, queue_s),
+                prefill_rate=rate,
+                num_shared_tokens=num_shared_tokens,
+                spared=spared,
+                max_siblings=self._config.max_siblings,
             )
-            spared = spared or (excluded is None and self._reuse.is_deep)
+            excluded = self._guards.exclusion(request, view, queue_s=queue_s, now=now)
+            if excluded is None:
+                spared = is_deep
+            else:
+                candidate = msgspec.structs.replace(candidate, excluded=excluded)
+            found.append(candidate)
         return found
 
 
