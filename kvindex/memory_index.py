@@ -12,6 +12,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from operator import itemgetter
 
+import msgspec
+
 from kvindex.foundation.clock import Clock, SystemClock
 from kvindex.hit_rule import CacheLayout
 from kvindex.index import (
@@ -124,8 +126,19 @@ class MemoryIndex:
 
     def match(self, hashes: Sequence[bytes]) -> list[TargetMatch]:
         """Return every live target with what it holds of the chain."""
-        deepest_first = list(map(_short, reversed(hashes)))
-        return [self._match_target(target, state, deepest_first) for target, state in self._live()]
+        deepest_first, found, likely = list(map(_short, reversed(hashes))), list[TargetMatch](), 0
+        for target, state in self._live():
+            matched, host = _matched(state, deepest_first, likely)
+            likely = matched - host
+            match = TargetMatch(
+                target=target,
+                epoch=state.epoch,
+                matched_blocks=matched,
+                host_blocks=host,
+                report=state.report,
+            )
+            found.append(self._reserved(match, state, deepest_first) if state.reserved else match)
+        return found
 
     def touch_gateway(self, gateway: str, *, lease_s: float) -> None:
         """Keep a gateway's reservations counted for another `lease_s`."""
@@ -209,34 +222,22 @@ class MemoryIndex:
         now = self._clock.monotonic()
         return [item for item in self._targets.items() if item[1].lapses_at > now]
 
-    def _match_target(
-        self, target: Target, state: _TargetState, deepest_first: list[bytes]
+    def _reserved(
+        self, match: TargetMatch, state: _TargetState, deepest_first: list[bytes]
     ) -> TargetMatch:
-        matched, host = _matched(state, deepest_first)
-        if not state.reserved:
-            return TargetMatch(
-                target=target,
-                epoch=state.epoch,
-                matched_blocks=matched,
-                host_blocks=host,
-                report=state.report,
-            )
+        """Add what live gateways have reserved at a target."""
         now = self._clock.monotonic()
         live = [entry for entry in state.reserved.values() if self._is_live(entry.gateway)]
         counted = [entry for entry in live if entry.is_counted]
         pending = [entry.pending for entry in live if entry.pending_until > now]
-        return TargetMatch(
-            target=target,
-            epoch=state.epoch,
-            matched_blocks=matched,
-            host_blocks=host,
+        return msgspec.structs.replace(
+            match,
             pending_blocks=_longest_run(
-                deepest_first, matched, lambda h: any(h in p for p in pending)
+                deepest_first, match.matched_blocks, lambda h: any(h in p for p in pending)
             ),
             reserved_prefill_tokens=sum(entry.prefill_tokens for entry in counted),
             reserved_blocks=sum(entry.num_blocks for entry in counted),
             num_reserved=len(counted),
-            report=state.report,
         )
 
 
@@ -311,12 +312,17 @@ class _Held:
         return position < len(self.chain) and any(self.chain[position] in t for t in self.tiers)
 
 
-def _matched(state: _TargetState, deepest_first: list[bytes]) -> tuple[int, int]:
-    """Return the blocks of the engine's hit, and how many of them are on the host only."""
+def _matched(state: _TargetState, deepest_first: list[bytes], likely: int) -> tuple[int, int]:
+    """Return the blocks of the engine's hit, and how many of them are on the host only.
+
+    `likely`: the blocks on the gpu of another target, because most hold the same of a chain.
+    """
     layout = state.layout
     if layout is None:
         gpu, host = state.inventory.get(_GPU, _NOTHING), state.inventory.get(_HOST, _NOTHING)
-        on_gpu = _longest_run(deepest_first, 0, gpu.__contains__)
+        on_gpu = likely
+        if not _ends_at(likely, deepest_first, gpu):
+            on_gpu = _longest_run(deepest_first, 0, gpu.__contains__)
         if not host:
             return on_gpu, 0
         matched = _longest_run(deepest_first, 0, lambda h: h in gpu or h in host)
@@ -363,6 +369,16 @@ def _num_blocks(inventory: Inventory) -> dict[str, int]:
     for (_, tier), held in inventory.items():
         sizes[tier] += len(held)
     return sizes
+
+
+def _ends_at(length: int, deepest_first: list[bytes], held: AbstractSet[bytes]) -> bool:
+    """Tell whether the longest run that is held is of this length, which is not 0."""
+    beyond = len(deepest_first) - length
+    return (
+        length > 0
+        and deepest_first[beyond] in held
+        and not (beyond and deepest_first[beyond - 1] in held)
+    )
 
 
 def _longest_run(deepest_first: list[bytes], first: int, holds: Callable[[bytes], bool]) -> int:
