@@ -70,8 +70,7 @@ class FreeQueue:
         self._tail = Block(-2)
         self._head.next, self._tail.prev = self._tail, self._head
         self._length = 0
-        for block in blocks:
-            self.append(block)
+        self.extend(blocks)
 
     def __len__(self) -> int:
         return self._length
