@@ -127,7 +127,10 @@ class MemoryIndex:
     def match(self, hashes: Sequence[bytes]) -> list[TargetMatch]:
         """Return every live target with what it holds of the chain."""
         deepest_first, found, likely = list(map(_short, reversed(hashes))), list[TargetMatch](), 0
-        for target, state in self._live():
+        now = self._clock.monotonic()
+        for target, state in self._targets.items():
+            if state.lapses_at <= now:
+                continue
             matched, host = _matched(state, deepest_first, likely)
             likely = matched - host
             match = TargetMatch(
@@ -205,7 +208,8 @@ class MemoryIndex:
                 lease_left_s=state.lapses_at - now,
                 report=state.report,
             )
-            for target, state in self._live()
+            for target, state in self._targets.items()
+            if state.lapses_at > now
         ]
 
     def _current(self, target: Target, epoch: int) -> _TargetState | None:
@@ -217,10 +221,6 @@ class MemoryIndex:
 
     def _is_live(self, gateway: str) -> bool:
         return self._gateways.get(gateway, 0.0) > self._clock.monotonic()
-
-    def _live(self) -> list[tuple[Target, _TargetState]]:
-        now = self._clock.monotonic()
-        return [item for item in self._targets.items() if item[1].lapses_at > now]
 
     def _reserved(
         self, match: TargetMatch, state: _TargetState, deepest_first: list[bytes]
@@ -320,8 +320,12 @@ def _matched(state: _TargetState, deepest_first: list[bytes], likely: int) -> tu
     layout = state.layout
     if layout is None:
         gpu, host = state.inventory.get(_GPU, _NOTHING), state.inventory.get(_HOST, _NOTHING)
-        on_gpu = likely
-        if not _ends_at(likely, deepest_first, gpu):
+        on_gpu, beyond = likely, len(deepest_first) - likely
+        if (
+            not likely
+            or deepest_first[beyond] not in gpu
+            or (beyond and deepest_first[beyond - 1] in gpu)
+        ):
             on_gpu = _longest_run(deepest_first, 0, gpu.__contains__)
         if not host:
             return on_gpu, 0
@@ -369,16 +373,6 @@ def _num_blocks(inventory: Inventory) -> dict[str, int]:
     for (_, tier), held in inventory.items():
         sizes[tier] += len(held)
     return sizes
-
-
-def _ends_at(length: int, deepest_first: list[bytes], held: AbstractSet[bytes]) -> bool:
-    """Tell whether the longest run that is held is of this length, which is not 0."""
-    beyond = len(deepest_first) - length
-    return (
-        length > 0
-        and deepest_first[beyond] in held
-        and not (beyond and deepest_first[beyond - 1] in held)
-    )
 
 
 def _longest_run(deepest_first: list[bytes], first: int, holds: Callable[[bytes], bool]) -> int:

@@ -28,7 +28,7 @@ def comparable_rates(views: Sequence[TargetView], default: float) -> list[float]
     anything else would make some of them look better than others that are just the same.
     """
     rates = [view.prefill_tokens_per_s or 0.0 for view in views]
-    fastest = max(rates, default=0.0) or default
+    fastest = (max(rates) if rates else 0.0) or default
     return [rate if rate and rate * RATE_NOISE < fastest else fastest for rate in rates]
 
 
@@ -37,16 +37,12 @@ def make_candidate(
     view: TargetView,
     account: Account,
     *,
-    queue: tuple[int, float],
     prefill_rate: float,
     num_shared_tokens: int,
     spared: bool,
     max_siblings: int | None,
 ) -> Candidate:
-    """Work out what serving a request at a target would cost; `queue` is what waits there first.
-
-    That is in tokens of prefill and in seconds. Whether a guard excludes it is not known here.
-    """
+    """Work out what serving a request at a target would cost; no guard has judged it yet."""
     matched, granularity, hashes = view.matched_blocks, view.hit_granularity, request.hashes
     cached = reusable = predicted_tokens(request, matched, granularity) if matched else 0
     usable, memory_s = matched, 0.0
@@ -64,8 +60,9 @@ def make_candidate(
         on_gpu = predicted_tokens(request, matched - view.host_blocks, granularity)
         num_host = cached - on_gpu
         to_compute += HOST_TOKEN_COST * max(0, min(cached, reusable) - on_gpu)
-    queued, queue_s = queue
-    # NOTE: 15 arguments by name; of one more, CPython makes a dictionary, which takes twice as long.
+    queued = account.prefill_tokens + view.reserved_prefill_tokens
+    queue_s = queued / prefill_rate
+    # NOTE: 15 arguments by name: of more, CPython makes a dictionary, and takes twice as long.
     return Candidate(
         target=view.target,
         mode=view.mode,

@@ -113,8 +113,8 @@ class Planner:
             decision = self._decide(request, open_ones, candidates, queue, now)
             if isinstance(decision, Place):
                 winner = decision.winner
-                at = [view.target is winner.target for view in views].index(True)
-                self._reuse.placed(request, winner, views[at].kv_tokens)
+                (kv_tokens,) = [v.kv_tokens for v in views if v.target is winner.target]
+                self._reuse.placed(request, winner, kv_tokens)
         if queue is not None:
             queue.end_turn(request.request_id)
             if not isinstance(decision, Wait):
@@ -348,27 +348,23 @@ class Planner:
         self, request: PlanRequest, views: Sequence[TargetView], now: float
     ) -> list[Candidate]:
         rates = comparable_rates(views, self._config.prefill_tokens_per_s)
-        longest = max([view.matched_blocks for view in views], default=0)
+        longest = max([0, *[view.matched_blocks for view in views]])
         longest = min(longest, len(request.hashes))
         num_shared = self._heat.num_shared_blocks(request.hashes, longest, now)
         num_shared_tokens = num_shared * (request.block_size or 0)
-        is_deep, spared = self._reuse.is_deep, False
+        is_deep, spared, max_siblings = self._reuse.is_deep, False, self._config.max_siblings
         found = []
         for view, rate in zip(views, rates, strict=True):
-            account = self.ledger.account(view.target)
-            queued = account.prefill_tokens + view.reserved_prefill_tokens
-            queue_s = queued / rate
             candidate = make_candidate(
                 request,
                 view,
-                account,
-                queue=(queued, queue_s),
+                self.ledger.account(view.target),
                 prefill_rate=rate,
                 num_shared_tokens=num_shared_tokens,
                 spared=spared,
-                max_siblings=self._config.max_siblings,
+                max_siblings=max_siblings,
             )
-            excluded = self._guards.exclusion(request, view, queue_s=queue_s, now=now)
+            excluded = self._guards.exclusion(request, view, queue_s=candidate.queue_s, now=now)
             if excluded is None:
                 spared = is_deep
             else:
