@@ -126,7 +126,7 @@ class MemoryIndex:
 
     def match(self, hashes: Sequence[bytes]) -> list[TargetMatch]:
         """Return every live target with what it holds of the chain."""
-        deepest_first, found, likely = list(map(_short, reversed(hashes))), list[TargetMatch](), 0
+        deepest_first, found, likely = _shortened(hashes)[::-1], list[TargetMatch](), 0
         now = self._clock.monotonic()
         for target, state in self._targets.items():
             if state.lapses_at <= now:
@@ -171,7 +171,7 @@ class MemoryIndex:
                 gateway=reservation.gateway,
                 prefill_tokens=reservation.prefill_tokens,
                 num_blocks=reservation.num_blocks,
-                pending=frozenset(map(_short, reservation.pending)),
+                pending=frozenset(_shortened(reservation.pending)),
                 pending_until=now + reservation.pending_ttl_s,
             )
 
@@ -223,7 +223,7 @@ class MemoryIndex:
         return self._gateways.get(gateway, 0.0) > self._clock.monotonic()
 
     def _reserved(
-        self, match: TargetMatch, state: _TargetState, deepest_first: list[bytes]
+        self, match: TargetMatch, state: _TargetState, deepest_first: Sequence[bytes]
     ) -> TargetMatch:
         """Add what live gateways have reserved at a target."""
         now = self._clock.monotonic()
@@ -298,7 +298,7 @@ class AsyncMemoryIndex:
 class _Held:
     """`GroupPresence` of one group, on gpu and host together."""
 
-    chain: list[bytes]
+    chain: Sequence[bytes]
     tiers: tuple[set[bytes], ...]
     stride: int
 
@@ -312,7 +312,7 @@ class _Held:
         return position < len(self.chain) and any(self.chain[position] in t for t in self.tiers)
 
 
-def _matched(state: _TargetState, deepest_first: list[bytes], likely: int) -> tuple[int, int]:
+def _matched(state: _TargetState, deepest_first: Sequence[bytes], likely: int) -> tuple[int, int]:
     """Return the blocks of the engine's hit, and how many of them are on the host only.
 
     `likely`: the blocks on the gpu of another target, because most hold the same of a chain.
@@ -353,9 +353,14 @@ def _change(inventory: Inventory, op: IndexOp) -> None:
         return
     held = inventory.setdefault((op.group, op.tier), set())
     if op.kind == "stored":
-        held.update(map(_short, op.hashes))
+        held.update(_shortened(op.hashes))
     else:
-        held.difference_update(map(_short, op.hashes))
+        held.difference_update(_shortened(op.hashes))
+
+
+def _shortened(hashes: Sequence[bytes]) -> Sequence[bytes]:
+    """Return the last 8 bytes of each; those of one engine all have the same length."""
+    return hashes if not hashes or len(hashes[0]) == 8 else list(map(_short, hashes))
 
 
 def _forget_ended(state: _TargetState, now: float) -> None:
@@ -375,7 +380,7 @@ def _num_blocks(inventory: Inventory) -> dict[str, int]:
     return sizes
 
 
-def _longest_run(deepest_first: list[bytes], first: int, holds: Callable[[bytes], bool]) -> int:
+def _longest_run(deepest_first: Sequence[bytes], first: int, holds: Callable[[bytes], bool]) -> int:
     """Count the positions from `first` on whose hash is held, by halving, as in lua/match.lua.
 
     1 + log2(n) probes: inventories are prefix-closed, because an engine evicts a block only after
