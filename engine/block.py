@@ -70,8 +70,7 @@ class FreeQueue:
         self._tail = Block(-2)
         self._head.next, self._tail.prev = self._tail, self._head
         self._length = 0
-        for block in blocks:
-            self.append(block)
+        self.extend(blocks)
 
     def __len__(self) -> int:
         return self._length
@@ -122,13 +121,12 @@ class FreeQueue:
     def extend(self, blocks: Sequence[Block]) -> None:
         """Put blocks where they are reused last, the last of them last of all."""
         last = self._tail.prev
+        assert last is not None
         for block in blocks:
-            assert last is not None
             assert block.prev is None, f"{block} is in the free queue already"
             last.next = block
             block.prev = last
             last = block
-        assert last is not None
         last.next, self._tail.prev = self._tail, last
         self._length += len(blocks)
 

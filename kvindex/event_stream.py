@@ -71,8 +71,8 @@ def index_ops(batch: EventBatch) -> tuple[IndexOp, ...]:
 
     Raises WireError for an integer hash outside 64 bits.
     """
-    ops = (_index_op(event) for event in batch.events)
-    return tuple(op for op in ops if op is not None)
+    ops = [_index_op(event) for event in batch.events]
+    return tuple([op for op in ops if op is not None])
 
 
 def _index_op(event: KVEvent) -> IndexOp | None:

@@ -12,6 +12,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from operator import itemgetter
 
+import msgspec
+
 from kvindex.foundation.clock import Clock, SystemClock
 from kvindex.hit_rule import CacheLayout
 from kvindex.index import (
@@ -124,8 +126,22 @@ class MemoryIndex:
 
     def match(self, hashes: Sequence[bytes]) -> list[TargetMatch]:
         """Return every live target with what it holds of the chain."""
-        deepest_first = list(map(_short, reversed(hashes)))
-        return [self._match_target(target, state, deepest_first) for target, state in self._live()]
+        deepest_first, found, likely = _shortened(hashes)[::-1], list[TargetMatch](), 0
+        now = self._clock.monotonic()
+        for target, state in self._targets.items():
+            if state.lapses_at <= now:
+                continue
+            matched, host = _matched(state, deepest_first, likely)
+            likely = matched - host
+            match = TargetMatch(
+                target=target,
+                epoch=state.epoch,
+                matched_blocks=matched,
+                host_blocks=host,
+                report=state.report,
+            )
+            found.append(self._reserved(match, state, deepest_first) if state.reserved else match)
+        return found
 
     def touch_gateway(self, gateway: str, *, lease_s: float) -> None:
         """Keep a gateway's reservations counted for another `lease_s`."""
@@ -155,7 +171,7 @@ class MemoryIndex:
                 gateway=reservation.gateway,
                 prefill_tokens=reservation.prefill_tokens,
                 num_blocks=reservation.num_blocks,
-                pending=frozenset(map(_short, reservation.pending)),
+                pending=frozenset(_shortened(reservation.pending)),
                 pending_until=now + reservation.pending_ttl_s,
             )
 
@@ -192,7 +208,8 @@ class MemoryIndex:
                 lease_left_s=state.lapses_at - now,
                 report=state.report,
             )
-            for target, state in self._live()
+            for target, state in self._targets.items()
+            if state.lapses_at > now
         ]
 
     def _current(self, target: Target, epoch: int) -> _TargetState | None:
@@ -205,38 +222,22 @@ class MemoryIndex:
     def _is_live(self, gateway: str) -> bool:
         return self._gateways.get(gateway, 0.0) > self._clock.monotonic()
 
-    def _live(self) -> list[tuple[Target, _TargetState]]:
-        now = self._clock.monotonic()
-        return [item for item in self._targets.items() if item[1].lapses_at > now]
-
-    def _match_target(
-        self, target: Target, state: _TargetState, deepest_first: list[bytes]
+    def _reserved(
+        self, match: TargetMatch, state: _TargetState, deepest_first: Sequence[bytes]
     ) -> TargetMatch:
-        matched, host = _matched(state, deepest_first)
-        if not state.reserved:
-            return TargetMatch(
-                target=target,
-                epoch=state.epoch,
-                matched_blocks=matched,
-                host_blocks=host,
-                report=state.report,
-            )
+        """Add what live gateways have reserved at a target."""
         now = self._clock.monotonic()
         live = [entry for entry in state.reserved.values() if self._is_live(entry.gateway)]
         counted = [entry for entry in live if entry.is_counted]
         pending = [entry.pending for entry in live if entry.pending_until > now]
-        return TargetMatch(
-            target=target,
-            epoch=state.epoch,
-            matched_blocks=matched,
-            host_blocks=host,
+        return msgspec.structs.replace(
+            match,
             pending_blocks=_longest_run(
-                deepest_first, matched, lambda h: any(h in p for p in pending)
+                deepest_first, match.matched_blocks, lambda h: any(h in p for p in pending)
             ),
             reserved_prefill_tokens=sum(entry.prefill_tokens for entry in counted),
             reserved_blocks=sum(entry.num_blocks for entry in counted),
             num_reserved=len(counted),
-            report=state.report,
         )
 
 
@@ -297,7 +298,7 @@ class AsyncMemoryIndex:
 class _Held:
     """`GroupPresence` of one group, on gpu and host together."""
 
-    chain: list[bytes]
+    chain: Sequence[bytes]
     tiers: tuple[set[bytes], ...]
     stride: int
 
@@ -311,12 +312,21 @@ class _Held:
         return position < len(self.chain) and any(self.chain[position] in t for t in self.tiers)
 
 
-def _matched(state: _TargetState, deepest_first: list[bytes]) -> tuple[int, int]:
-    """Return the blocks of the engine's hit, and how many of them are on the host only."""
+def _matched(state: _TargetState, deepest_first: Sequence[bytes], likely: int) -> tuple[int, int]:
+    """Return the blocks of the engine's hit, and how many of them are on the host only.
+
+    `likely`: the blocks on the gpu of another target, because most hold the same of a chain.
+    """
     layout = state.layout
     if layout is None:
         gpu, host = state.inventory.get(_GPU, _NOTHING), state.inventory.get(_HOST, _NOTHING)
-        on_gpu = _longest_run(deepest_first, 0, gpu.__contains__)
+        on_gpu, beyond = likely, len(deepest_first) - likely
+        if (
+            not likely
+            or deepest_first[beyond] not in gpu
+            or (beyond and deepest_first[beyond - 1] in gpu)
+        ):
+            on_gpu = _longest_run(deepest_first, 0, gpu.__contains__)
         if not host:
             return on_gpu, 0
         matched = _longest_run(deepest_first, 0, lambda h: h in gpu or h in host)
@@ -343,9 +353,14 @@ def _change(inventory: Inventory, op: IndexOp) -> None:
         return
     held = inventory.setdefault((op.group, op.tier), set())
     if op.kind == "stored":
-        held.update(map(_short, op.hashes))
+        held.update(_shortened(op.hashes))
     else:
-        held.difference_update(map(_short, op.hashes))
+        held.difference_update(_shortened(op.hashes))
+
+
+def _shortened(hashes: Sequence[bytes]) -> Sequence[bytes]:
+    """Return the last 8 bytes of each; those of one engine all have the same length."""
+    return hashes if not hashes or len(hashes[0]) == 8 else list(map(_short, hashes))
 
 
 def _forget_ended(state: _TargetState, now: float) -> None:
@@ -365,7 +380,7 @@ def _num_blocks(inventory: Inventory) -> dict[str, int]:
     return sizes
 
 
-def _longest_run(deepest_first: list[bytes], first: int, holds: Callable[[bytes], bool]) -> int:
+def _longest_run(deepest_first: Sequence[bytes], first: int, holds: Callable[[bytes], bool]) -> int:
     """Count the positions from `first` on whose hash is held, by halving, as in lua/match.lua.
 
     1 + log2(n) probes: inventories are prefix-closed, because an engine evicts a block only after

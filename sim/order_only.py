@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import islice
-from typing import NamedTuple
+
+import msgspec
 
 from kvindex.foundation.clock import VirtualClock
 from kvindex.foundation.errors import ConfigError
@@ -29,7 +30,7 @@ BATCH = 256
 """Requests that are read, served and noted together: what runs on and on is much faster."""
 
 
-class _Served(NamedTuple):
+class _Served(msgspec.Struct, frozen=True, gc=False):
     """Where a request went, and how much of it was there."""
 
     arrival: Arrival

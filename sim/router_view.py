@@ -17,7 +17,6 @@ from kvindex.index import (
     LoadReport,
     SequencedOps,
     Target,
-    TargetMatch,
 )
 from kvindex.memory_index import MemoryIndex
 from router.policy.types import TargetView
@@ -71,27 +70,27 @@ class IndexView:
         self.index.load_snapshot(target, self._epochs[target], seq=seq, ops=ops)
 
     def views(self, hashes: Sequence[bytes]) -> list[TargetView]:
-        return [self._view(match) for match in self.index.match(hashes)]
+        max_model_len = self._max_model_len
+        return [
+            TargetView(
+                target=match.target,
+                mode=(report := match.report).mode,
+                matched_blocks=match.matched_blocks,
+                pending_blocks=match.pending_blocks,
+                reserved_prefill_tokens=match.reserved_prefill_tokens,
+                num_reserved=match.num_reserved,
+                num_reserved_blocks=match.reserved_blocks,
+                kv_tokens=max_model_len,
+                kv_usage=report.kv_usage,
+                prefill_tokens_per_s=report.prefill_tokens_per_s or None,
+                max_model_len=max_model_len,
+                draining=report.draining,
+            )
+            for match in self.index.match(hashes)
+        ]
 
     def placed(self, target: Target, hashes: Sequence[bytes]) -> None:
         """Nothing: the replica's events will tell."""
-
-    def _view(self, match: TargetMatch) -> TargetView:
-        report = match.report
-        return TargetView(
-            target=match.target,
-            mode=report.mode,
-            matched_blocks=match.matched_blocks,
-            pending_blocks=match.pending_blocks,
-            reserved_prefill_tokens=match.reserved_prefill_tokens,
-            num_reserved=match.num_reserved,
-            num_reserved_blocks=match.reserved_blocks,
-            kv_tokens=self._max_model_len,
-            kv_usage=report.kv_usage,
-            prefill_tokens_per_s=report.prefill_tokens_per_s or None,
-            max_model_len=self._max_model_len,
-            draining=report.draining,
-        )
 
 
 class HistoryView:

@@ -10,6 +10,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from kvindex.index import Target
 
 AttemptKey = tuple[str, int]
@@ -87,8 +89,7 @@ class Account:
         self.mean_duration_s += share * (duration_s - self.mean_duration_s)
 
 
-@dataclass(slots=True)
-class Entry:
+class Entry(msgspec.Struct):  # made with nearly all of its fields by name, where structs are quick
     """One running attempt; `prefill_tokens` falls to 0 at its first token.
 
     `num_loose_tokens` of its prompt are in none of the blocks that `hashes` names. `model` and

@@ -113,8 +113,8 @@ class Planner:
             decision = self._decide(request, open_ones, candidates, queue, now)
             if isinstance(decision, Place):
                 winner = decision.winner
-                at = [view.target is winner.target for view in views].index(True)
-                self._reuse.placed(request, winner, views[at].kv_tokens)
+                (kv_tokens,) = [v.kv_tokens for v in views if v.target is winner.target]
+                self._reuse.placed(request, winner, kv_tokens)
         if queue is not None:
             queue.end_turn(request.request_id)
             if not isinstance(decision, Wait):
@@ -348,30 +348,28 @@ class Planner:
         self, request: PlanRequest, views: Sequence[TargetView], now: float
     ) -> list[Candidate]:
         rates = comparable_rates(views, self._config.prefill_tokens_per_s)
-        longest = max([view.matched_blocks for view in views], default=0)
+        longest = max([0, *[view.matched_blocks for view in views]])
         longest = min(longest, len(request.hashes))
         num_shared = self._heat.num_shared_blocks(request.hashes, longest, now)
-        spared = False
+        num_shared_tokens = num_shared * (request.block_size or 0)
+        is_deep, spared, max_siblings = self._reuse.is_deep, False, self._config.max_siblings
         found = []
         for view, rate in zip(views, rates, strict=True):
-            account = self.ledger.account(view.target)
-            queued = account.prefill_tokens + view.reserved_prefill_tokens
-            queue_s = queued / rate
-            excluded = self._guards.exclusion(request, view, queue_s=queue_s, now=now)
-            found.append(
-                make_candidate(
-                    request,
-                    view,
-                    account,
-                    queue=(queued, queue_s),
-                    prefill_rate=rate,
-                    num_shared_blocks=num_shared,
-                    spared=spared,
-                    excluded=excluded,
-                    max_siblings=self._config.max_siblings,
-                )
+            candidate = make_candidate(
+                request,
+                view,
+                self.ledger.account(view.target),
+                prefill_rate=rate,
+                num_shared_tokens=num_shared_tokens,
+                spared=spared,
+                max_siblings=max_siblings,
             )
-            spared = spared or (excluded is None and self._reuse.is_deep)
+            excluded = self._guards.exclusion(request, view, queue_s=candidate.queue_s, now=now)
+            if excluded is None:
+                spared = is_deep
+            else:
+                candidate = msgspec.structs.replace(candidate, excluded=excluded)
+            found.append(candidate)
         return found
 
 

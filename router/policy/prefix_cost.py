@@ -51,12 +51,14 @@ class PrefixCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     tie_s: NonNegative = 0.002
 
     def scores(self, request: PlanRequest, candidates: Sequence[Candidate]) -> list[float | None]:
-        longest = _longest_match(candidates)
-        found = list[float | None]()
+        longest, charges_s, found = (
+            _longest_match(candidates),
+            self._charges_s,
+            list[float | None](),
+        )
         for candidate in candidates:
-            extra_work_s, pressure_s, leaving_s, starting_s = self._charges_s(candidate, longest)
-            cost_s = candidate.expected_s + extra_work_s + pressure_s
-            found.append(cost_s + leaving_s + starting_s)
+            extra_work_s, pressure_s, leaving_s, starting_s = charges_s(candidate, longest)
+            found.append(candidate.expected_s + extra_work_s + pressure_s + leaving_s + starting_s)
         return found
 
     def tolerance(self, best: float) -> float:
@@ -81,14 +83,17 @@ class PrefixCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Leaving is what it costs later to part from what the others of a conversation need,
         starting what a new conversation takes from those that are kept there.
         """
-        rate, leaving_s, starting_s = candidate.prefill_tokens_per_s, 0.0, 0.0
+        rate, uncached = candidate.prefill_tokens_per_s, candidate.num_uncached_tokens
+        leaving_s = starting_s = 0.0
         held = candidate.num_reusable_tokens - candidate.num_shared_tokens
         if 2 * held < longest:
-            leaving_s = min(self.max_stay_s, self.stay_factor * ((longest - held) / rate))
+            leaving_s = self.stay_factor * ((longest - held) / rate)
+            if leaving_s > self.max_stay_s:
+                leaving_s = self.max_stay_s
         if candidate.spared and not longest:
-            starting_s = self.start_weight * candidate.num_uncached_tokens / rate
+            starting_s = self.start_weight * uncached / rate
         return (
-            self.work_weight * candidate.num_uncached_tokens / rate,
+            self.work_weight * uncached / rate,
             self.decode_horizon_tokens * candidate.num_active / rate,
             leaving_s,
             starting_s,
@@ -97,4 +102,4 @@ class PrefixCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 def _longest_match(candidates: Sequence[Candidate]) -> int:
     """Return the most tokens held anywhere that only one conversation has."""
-    return max([c.num_reusable_tokens - c.num_shared_tokens for c in candidates], default=0)
+    return max([0, *[c.num_reusable_tokens - c.num_shared_tokens for c in candidates]])
