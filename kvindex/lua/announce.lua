@@ -32,10 +32,10 @@ end
 
 local function release(target, id, outcome)
   local reservation = reservation_key(target, id)
-  local pending_until = tonumber(redis.call('HGET', reservation, 'pending_until') or 0)
-  if outcome == 'written' and pending_until > now then
+  local pending_until = outcome == 'written' and redis.call('HGET', reservation, 'pending_until')
+  if pending_until and tonumber(pending_until) > now then
     uncount(target, reservation)
-    redis.call('ZADD', key('reservations', target), integer(pending_until), id)
+    redis.call('ZADD', key('reservations', target), pending_until, id)
   else
     forget(target, id)
   end

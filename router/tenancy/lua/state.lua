@@ -123,8 +123,9 @@ end
 
 local function spend(scope, kind, period, tokens)
   local name = key('spent', scope, period)
-  redis.call('INCRBY', name, integer(tokens))
-  redis.call('EXPIRE', name, PERIOD_TTL_S[kind])
+  if redis.call('INCRBY', name, integer(tokens)) == tokens then  -- It may just have been made.
+    redis.call('EXPIRE', name, PERIOD_TTL_S[kind])
+  end
 end
 
 -- What a scope has used: requests, tokens, newest (second or false), running, day, month.
