@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import repeat
 from operator import itemgetter
 from typing import Literal, NewType
@@ -114,6 +115,7 @@ def _sha256_pickle(value: object) -> BlockHash:
     return BlockHash(hashlib.sha256(pickle.dumps(value, protocol=5)).digest())
 
 
+@lru_cache(maxsize=64)
 def root_hash(scheme: HashScheme) -> BlockHash:
     """Return the parent of every first block: the hash of the serialised seed string."""
     if scheme.algorithm == "sha256":

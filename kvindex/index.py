@@ -91,6 +91,29 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     pending_ttl_s: float = 30.0
 
 
+class PrefillEnd(msgspec.Struct, frozen=True):
+    """The first token of a reserved request has come: its prefill tokens are counted no more."""
+
+    target: Target
+    request_id: str
+    attempt: int
+
+
+class Release(msgspec.Struct, frozen=True):
+    """A reserved request has ended; unless its blocks were `written`, its pending ones go too.
+
+    Written blocks stay pending until their time is over: their events may be on the way.
+    """
+
+    target: Target
+    request_id: str
+    attempt: int
+    written: bool
+
+
+Announcement = Reservation | PrefillEnd | Release
+
+
 class TargetMatch(msgspec.Struct, frozen=True, kw_only=True):
     """What the index knows of one live target, for one chain of hashes.
 
@@ -188,6 +211,10 @@ class PrefixIndex(Protocol):
 
         Idempotent; releasing what was never reserved does nothing.
         """
+        ...
+
+    async def announce(self, announcements: Sequence[Announcement]) -> None:
+        """Do any number of these in order, as the three methods above do each."""
         ...
 
     async def states(self) -> list[TargetState]:

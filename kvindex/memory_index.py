@@ -17,9 +17,11 @@ import msgspec
 from kvindex.foundation.clock import Clock, SystemClock
 from kvindex.hit_rule import CacheLayout
 from kvindex.index import (
+    Announcement,
     ApplyResult,
     IndexOp,
     LoadReport,
+    PrefillEnd,
     Reservation,
     SequencedOps,
     Target,
@@ -286,6 +288,15 @@ class AsyncMemoryIndex:
         self, target: Target, request_id: str, attempt: int, *, written: bool
     ) -> None:
         self.index.release(target, request_id, attempt, written=written)
+
+    async def announce(self, announcements: Sequence[Announcement]) -> None:
+        for one in announcements:
+            if isinstance(one, Reservation):
+                await self.reserve(one)
+            elif isinstance(one, PrefillEnd):
+                await self.release_prefill(one.target, one.request_id, one.attempt)
+            else:
+                await self.release(one.target, one.request_id, one.attempt, written=one.written)
 
     async def states(self) -> list[TargetState]:
         return self.index.states()

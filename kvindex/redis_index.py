@@ -18,9 +18,12 @@ from redis.asyncio import Redis
 
 from kvindex.hit_rule import CacheLayout
 from kvindex.index import (
+    Announcement,
     ApplyResult,
     IndexOp,
     LoadReport,
+    PrefillEnd,
+    Release,
     Reservation,
     SequencedOps,
     Target,
@@ -55,9 +58,7 @@ _SNAPSHOT_CHUNK = RedisScript("snapshot_chunk", after=_INVENTORIES)
 _SNAPSHOT_COMMIT = RedisScript("snapshot_commit", after=_INVENTORIES)
 _MATCH = RedisScript("match", after=("keyspace", "inventory", "search", "loads"))
 _TOUCH_GATEWAY = RedisScript("touch_gateway", after=("keyspace", "reservations"))
-_RESERVE = RedisScript("reserve", after=("keyspace", "reservations"))
-_RELEASE_PREFILL = RedisScript("release_prefill", after=("keyspace", "reservations"))
-_RELEASE = RedisScript("release", after=("keyspace", "reservations"))
+_ANNOUNCE = RedisScript("announce", after=("keyspace", "reservations"))
 _HELD = RedisScript("held", after=("keyspace", "inventory"))
 _STATES = RedisScript("states", after=("keyspace", "inventory"))
 
@@ -172,20 +173,11 @@ class RedisIndex:
 
         Nothing is counted for a target or a gateway without a live lease.
         """
-        await self._run(
-            _RESERVE,
-            str(reservation.target),
-            _reservation_id(reservation.request_id, reservation.attempt),
-            reservation.gateway,
-            reservation.prefill_tokens,
-            reservation.num_blocks,
-            _milliseconds(reservation.pending_ttl_s),
-            _pack(reservation.pending),
-        )
+        await self.announce((reservation,))
 
     async def release_prefill(self, target: Target, request_id: str, attempt: int) -> None:
         """Stop counting the prefill tokens: the first token has come. Idempotent."""
-        await self._run(_RELEASE_PREFILL, str(target), _reservation_id(request_id, attempt))
+        await self.announce((PrefillEnd(target, request_id, attempt),))
 
     async def release(
         self, target: Target, request_id: str, attempt: int, *, written: bool
@@ -194,8 +186,14 @@ class RedisIndex:
 
         Written blocks stay pending until their time is over: their events may be on the way.
         """
-        outcome = "written" if written else "withdrawn"
-        await self._run(_RELEASE, str(target), _reservation_id(request_id, attempt), outcome)
+        await self.announce((Release(target, request_id, attempt, written),))
+
+    async def announce(self, announcements: Sequence[Announcement]) -> None:
+        """Do any number of these in order, in one round trip, as the methods above do each."""
+        args: list[bytes | str | int] = []
+        for one in announcements:
+            args += _words(one)
+        await self._run(_ANNOUNCE, *args)
 
     async def states(self) -> list[TargetState]:
         """List the live targets; `num_blocks` is by tier, over all groups."""
@@ -263,8 +261,24 @@ def _milliseconds(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-def _reservation_id(request_id: str, attempt: int) -> str:
-    return f"{request_id}#{attempt}"
+def _words(announcement: Announcement) -> tuple[bytes | str | int, ...]:
+    """Return what lua/announce.lua reads of one announcement."""
+    target = str(announcement.target)
+    id = f"{announcement.request_id}#{announcement.attempt}"
+    if isinstance(announcement, PrefillEnd):
+        return "prefill_end", target, id
+    if isinstance(announcement, Release):
+        return "release", target, id, "written" if announcement.written else "withdrawn"
+    return (
+        "reserve",
+        target,
+        id,
+        announcement.gateway,
+        announcement.prefill_tokens,
+        announcement.num_blocks,
+        _milliseconds(announcement.pending_ttl_s),
+        _pack(announcement.pending),
+    )
 
 
 def _before(next_seq: int) -> int | None:

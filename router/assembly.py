@@ -210,6 +210,7 @@ class Gateway:
             timeout_s=self.config.index_timeout_s,
             lease_s=self.config.gateway_lease_s,
             on_latency=self.metrics.observe_index_call,
+            spawn=self.background.start,
         )
 
     def _build_bridges(self, stores: Stores, spec: GatewaySpec) -> Bridges:
@@ -242,7 +243,6 @@ class Gateway:
             planner=self.planner,
             turns=self.turns,
             history=self.history,
-            background=self.background,
             clock=self.clock,
             gateway=self.id,
         )

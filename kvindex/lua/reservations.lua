@@ -83,8 +83,12 @@ end
 -- Forget a reservation and withdraw its pending blocks.
 local function forget(target, id)
   local reservation = reservation_key(target, id)
-  uncount(target, reservation)
-  pending_remove(target, id, redis.call('HGET', reservation, 'pending') or '')
+  local gateway, tokens, blocks, counted, pending =
+    unpack(redis.call('HMGET', reservation, 'gateway', 'tokens', 'blocks', 'counted', 'pending'))
+  if counted == '1' then
+    load_change(gateway, target, 0 - tokens, 0 - blocks, -1)
+  end
+  pending_remove(target, id, pending or '')
   redis.call('UNLINK', reservation)
   redis.call('ZREM', key('reservations', target), id)
   if redis.call('EXISTS', key('reservations', target)) == 0 then

@@ -1,8 +1,9 @@
 """The gateway's way to the shared indexes: bounded in time, and absent rather than failing.
 
 Whoever asks gets an answer or None; a store that is down costs one request a time-out and the
-others nothing, because only `probe` tries it again. Releases that could not be delivered are kept
-and delivered later, so that no reservation outlives an outage.
+others nothing, because only `probe` tries it again. What nobody waits for is told in one call at a
+time: what comes meanwhile goes together with the next. Releases that could not be delivered are
+kept and delivered later, so that no reservation outlives an outage.
 """
 
 from __future__ import annotations
@@ -10,11 +11,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, TypeVar
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 from kvindex.foundation.errors import DependencyError
-from kvindex.index import PrefixIndex, Reservation, TargetMatch, TargetState
+from kvindex.index import (
+    Announcement,
+    PrefillEnd,
+    PrefixIndex,
+    Release,
+    Reservation,
+    TargetMatch,
+    TargetState,
+)
 from router.fleet.own_reservations import OwnReservations, ReservationKey
 
 log = logging.getLogger("prefixfleet.router.index")
@@ -25,21 +36,11 @@ _TIMEOUTS_TO_OPEN = 2
 _PROBE_TIMEOUTS = 4
 
 
-class Release(NamedTuple):
-    """A reservation to be released, as the index of a pool knows it.
-
-    Its pending blocks are withdrawn even when they were written: by now their events say so, and
-    what was evicted or reset since must not be credited.
-    """
-
-    pool: str
-    key: ReservationKey
-
-
 class IndexAccess:
     """Indexes by pool behind one circuit: they live in one store, so they fail together.
 
-    `on_latency` is told the seconds of every answered call. Owns the indexes it opens.
+    `on_latency` is told the seconds of every answered call, `spawn` runs what must outlive the
+    request that caused it. Owns the indexes it opens.
     """
 
     def __init__(
@@ -50,14 +51,18 @@ class IndexAccess:
         timeout_s: float,
         lease_s: float,
         on_latency: Callable[[str, float], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self._open_index = open_index
         self._gateway = gateway
         self._timeout_s = timeout_s
         self._lease_s = lease_s
         self._on_latency = on_latency
+        self._spawn = spawn
         self._indexes: dict[str, PrefixIndex] = {}
-        self._undelivered: dict[Release, None] = {}
+        self._untold: defaultdict[str, list[Announcement]] = defaultdict(list)
+        self._is_telling = False
+        self._undelivered: dict[ReservationKey, str] = {}
         self._own = OwnReservations()
         self._sent: set[ReservationKey] = set()  # Perhaps in the store, and not yet released.
         self._num_timeouts = 0
@@ -76,35 +81,25 @@ class IndexAccess:
         matches = await self._try("match", lambda: self._index(pool).match(hashes))
         return None if matches is None else self._own.without(matches)
 
-    async def reserve(self, pool: str, reservation: Reservation) -> None:
+    def reserve(self, pool: str, reservation: Reservation) -> None:
         """Announce work to the other gateways, as far as the store can be reached."""
-        if self.down_reason is not None:
-            return
-        self._sent.add((reservation.target, reservation.request_id, reservation.attempt))
+        if self.down_reason is None:
+            self._sent.add((reservation.target, reservation.request_id, reservation.attempt))
+            self._tell(pool, reservation)
 
-        async def reserve() -> bool:
-            await self._index(pool).reserve(reservation)
-            return True
-
-        if await self._try("reserve", reserve):
-            self._own.reserved(reservation)
-
-    async def release_prefill(self, pool: str, key: ReservationKey) -> None:
+    def release_prefill(self, pool: str, key: ReservationKey) -> None:
         """Announce that a prefill is over; what is lost here is made good by `release`."""
+        if key in self._sent:
+            self._tell(pool, PrefillEnd(*key))
 
-        async def release_prefill() -> bool:
-            await self._index(pool).release_prefill(*key)
-            return True
+    def release(self, pool: str, key: ReservationKey) -> None:
+        """Withdraw a reservation that the store may have heard of, now or when it is back.
 
-        if await self._try("release_prefill", release_prefill):
-            self._own.prefill_released(key)
-
-    async def release(self, release: Release) -> None:
-        """Withdraw a reservation, now or when the store is back."""
-        if release.key not in self._sent:
-            return  # The store has never heard of it.
-        self._undelivered[release] = None
-        await self._try("release", lambda: self._deliver(release))
+        Its pending blocks are withdrawn even when they were written: by now their events say so,
+        and what was evicted or reset since must not be credited.
+        """
+        if key in self._sent:
+            self._tell(pool, Release(*key, written=False))
 
     async def states(self, pool: str) -> list[TargetState] | None:
         """List the live targets of a pool; None when the store is down or slow."""
@@ -123,8 +118,8 @@ class IndexAccess:
                 for pool in pools:
                     await self._index(pool).touch_gateway(self._gateway, lease_s=self._lease_s)
                 self._recovered()
-                for release in list(self._undelivered):
-                    await self._deliver(release)
+                for key, pool in list(self._undelivered.items()):
+                    await self._announce(pool, [Release(*key, written=False)])
         except TimeoutError:
             self._failed(f"no answer within {self._timeout_s * _PROBE_TIMEOUTS:g} s")
         except DependencyError as error:
@@ -142,11 +137,38 @@ class IndexAccess:
             index = self._indexes[pool] = self._open_index(pool)
         return index
 
-    async def _deliver(self, release: Release) -> None:
-        await self._index(release.pool).release(*release.key, written=False)
-        self._own.released(release.key)
-        self._sent.discard(release.key)
-        self._undelivered.pop(release, None)
+    def _tell(self, pool: str, announcement: Announcement) -> None:
+        """Tell something with the next call, which begins when the one before has been answered."""
+        self._untold[pool].append(announcement)
+        if not self._is_telling:
+            self._is_telling = True
+            self._spawn(self._tell_all())
+
+    async def _tell_all(self) -> None:
+        """Tell what is untold, in order: a release after its reservation, even if that was slow."""
+        try:
+            while self._untold:
+                pool, together = self._untold.popitem()
+                for one in together:
+                    if isinstance(one, Release):
+                        self._undelivered[_key_of(one)] = pool
+                await self._try("announce", partial(self._announce, pool, together))
+        finally:
+            self._is_telling = False
+
+    async def _announce(self, pool: str, announcements: Sequence[Announcement]) -> None:
+        """Tell the store, and note what it has confirmed."""
+        await self._index(pool).announce(announcements)
+        for one in announcements:
+            if isinstance(one, Reservation):
+                self._own.reserved(one)
+            elif isinstance(one, PrefillEnd):
+                self._own.prefill_released(_key_of(one))
+            else:
+                key = _key_of(one)
+                self._own.released(key)
+                self._sent.discard(key)
+                self._undelivered.pop(key, None)
 
     async def _try(self, name: str, call: Callable[[], Awaitable[ResultT]]) -> ResultT | None:
         if self.down_reason is not None:
@@ -177,3 +199,7 @@ class IndexAccess:
             log.info("index reachable again")
         self.down_reason = None
         self._num_timeouts = 0
+
+
+def _key_of(announcement: PrefillEnd | Release) -> ReservationKey:
+    return announcement.target, announcement.request_id, announcement.attempt

@@ -15,14 +15,12 @@ from engine.frontend.errors import RequestError
 from kvindex.foundation.clock import Clock
 from kvindex.index import Reservation, TargetMatch
 from router.fleet.history import OwnHistory
-from router.fleet.index_access import IndexAccess, Release
-from router.fleet.own_reservations import ReservationKey
+from router.fleet.index_access import IndexAccess
 from router.fleet.replica import Replica
 from router.fleet.view import FleetView
 from router.policy.pending import pending_ttl_s
 from router.policy.planner import Outcome, Planner
 from router.policy.types import NoReplica, Place, PlanRequest, Shed, TargetView, Wait
-from router.request.background import Background
 from router.request.job import AttemptRecord, Job
 from router.request.prepare import Prepared
 from router.request.turns import Turns
@@ -51,7 +49,6 @@ class Placement:
         self.winner = place.winner
         self.replica = replica
         self.hashes = hashes
-        self.reserving: asyncio.Task[None] | None = None
         self.telling: asyncio.TimerHandle | None = None
         self._prefill_ended = False
 
@@ -77,7 +74,6 @@ class Placer:
         planner: Planner,
         turns: Turns,
         history: OwnHistory,
-        background: Background,
         clock: Clock,
         gateway: str,
     ) -> None:
@@ -86,7 +82,6 @@ class Placer:
         self._planner = planner
         self._turns = turns
         self._history = history
-        self._background = background
         self._clock = clock
         self._gateway = gateway
 
@@ -186,11 +181,8 @@ class Placer:
         if self._index is not None and pool is not None:
             key = (placement.winner.target, unique_id, placement.attempt)
             placement.telling = asyncio.get_running_loop().call_later(
-                _TELL_PREFILL_S, self._tell_prefill_ended, self._index, pool.id, key
+                _TELL_PREFILL_S, self._index.release_prefill, pool.id, key
             )
-
-    def _tell_prefill_ended(self, index: IndexAccess, pool: str, key: ReservationKey) -> None:
-        self._background.start(index.release_prefill(pool, key))
 
     def finish(
         self, placement: Placement, unique_id: str, outcome: Outcome, *, num_output_tokens: int
@@ -208,9 +200,7 @@ class Placer:
             placement.telling.cancel()
         pool = placement.replica.pool
         if self._index is not None and pool is not None:
-            key = (placement.winner.target, unique_id, placement.attempt)
-            release = Release(pool.id, key)
-            self._background.start(_release(self._index, release, after=placement.reserving))
+            self._index.release(pool.id, (placement.winner.target, unique_id, placement.attempt))
 
     def _with_history(self, view: TargetView, hashes: Sequence[bytes], now: float) -> TargetView:
         """Guess what a target holds from our own history."""
@@ -265,16 +255,7 @@ class Placer:
             pending_ttl_s=pending_ttl_s(winner.expected_s),
         )
         # Not waited for: others hear of it as soon, and the replica of its request sooner.
-        placement.reserving = self._background.start(self._index.reserve(pool.id, reservation))
-
-
-async def _release(
-    index: IndexAccess, release: Release, *, after: asyncio.Task[None] | None
-) -> None:
-    """Withdraw a reservation that the index has heard of by then, if it could."""
-    if after is not None and not after.done():
-        await asyncio.wait((after,))
-    await index.release(release)
+        self._index.reserve(pool.id, reservation)
 
 
 def _num_prompt_tokens(job: Job, prepared: Prepared) -> int:

@@ -18,8 +18,9 @@ from engine.frontend.params import num_prompt_logprobs, requested_max_tokens, re
 from engine.frontend.parse import parse_chat_request, parse_completion_request
 from engine.frontend.prompt import PromptEncoder
 from engine.frontend.segments import TooMuchToEncodeError
-from kvindex.hashing import Adapter, BlockHash, HashScheme, hash_tokens
+from kvindex.hashing import Adapter, BlockHash, HashScheme
 from router.request.body import Endpoint
+from router.request.known_chains import KnownChains
 from router.request.text_chain import BLOCK_BYTES
 
 T = TypeVar("T")
@@ -53,6 +54,7 @@ class Preparer:
 
     def __init__(self, executor: Executor, *, num_threads: int) -> None:
         self._executor = executor
+        self._chains = KnownChains()
         self._line = asyncio.Semaphore(num_threads * _WAITING_PER_THREAD)
 
     async def prepare(
@@ -77,7 +79,9 @@ class Preparer:
             encoder=encoder,
             max_model_len=max_model_len,
             block_size=scheme.block_size,
-            chain_of=partial(hash_tokens, scheme=scheme, cache_salt=cache_salt, adapter=adapter),
+            chain_of=partial(
+                self._chains.hash_tokens, scheme=scheme, cache_salt=cache_salt, adapter=adapter
+            ),
             scope=cache_salt,
         )
         if len(body) > _SHORT_BYTES:

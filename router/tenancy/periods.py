@@ -21,18 +21,17 @@ class Periods(NamedTuple):
 
 def periods_at(now: float) -> Periods:
     """Return the periods that an instant (seconds since the Unix epoch) is in."""
-    day, month, day_ends_at, month_ends_at = _on_day(int(now // _DAY_S))
-    return Periods(day, month, math.ceil(day_ends_at - now), math.ceil(month_ends_at - now))
+    return _in_second(math.floor(now))
 
 
 @lru_cache(maxsize=1024)
-def _on_day(number: int) -> tuple[str, str, float, float]:
-    """Return day, month and their ends for a day counted from the Unix epoch."""
-    at = datetime.fromtimestamp(number * _DAY_S, UTC)
+def _in_second(second: int) -> Periods:
+    """Return the periods of a second; every request of it asks several times."""
+    at = datetime.fromtimestamp(second // _DAY_S * _DAY_S, UTC)
     next_month = (at.replace(day=1) + timedelta(days=32)).replace(day=1)
-    return (
+    return Periods(
         at.strftime("%Y-%m-%d"),
         at.strftime("%Y-%m"),
-        at.timestamp() + _DAY_S,
-        next_month.timestamp(),
+        at.timestamp() + _DAY_S - second,
+        next_month.timestamp() - second,
     )

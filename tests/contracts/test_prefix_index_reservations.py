@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvindex.index import PrefillEnd, Release, Reservation
 from tests.contracts.index_subject import BOOT_NS, A, B, Subject, chain
 
 
@@ -159,3 +160,37 @@ async def test_twenty_siblings_share_their_pending_prefix(subject: Subject) -> N
         await subject.reserve(f"r{i}", pending=hashes, pending_ttl_s=0.001)
     await subject.elapse(0.001)
     assert (await subject.match_one(hashes)).pending_blocks == 5
+
+
+async def test_what_is_announced_together_is_done_in_order(subject: Subject) -> None:
+    await subject.filled(A, [])
+    await subject.index.touch_gateway("g", lease_s=60)
+    hashes = tuple(chain(4))
+
+    def reservation(request_id: str, *, prefill_tokens: int) -> Reservation:
+        return Reservation(
+            request_id=request_id,
+            attempt=0,
+            target=A,
+            gateway="g",
+            prefill_tokens=prefill_tokens,
+            num_blocks=7,
+            pending=hashes,
+        )
+
+    await subject.index.announce(
+        [
+            Release(A, "r1", 0, written=False),
+            reservation("r1", prefill_tokens=100),
+            reservation("r2", prefill_tokens=20),
+            PrefillEnd(A, "r1", 0),
+            reservation("r3", prefill_tokens=1),
+            Release(A, "r3", 0, written=False),
+        ]
+    )
+    assert await subject.load() == (20, 14, 2)
+    await subject.index.announce([Release(A, "r1", 0, written=False)])
+    assert (await subject.match_one(hashes)).pending_blocks == 4
+    await subject.index.announce([Release(A, "r2", 0, written=False)])
+    assert (await subject.match_one(hashes)).pending_blocks == 0
+    assert await subject.load() == (0, 0, 0)

@@ -153,8 +153,9 @@ async def test_a_request_makes_three_calls_to_the_index_and_reads_no_registry() 
         for i in range(10):
             await running.post("/v1/chat/completions", chat(f"hello {i}"))
         await running.nothing_runs()
-        # Match, reserve, release; the end of a prefill is told only of answers that take longer.
-        assert 30 <= running.stores.num_calls - before <= 40
+        # Match, reserve, release, unless these are told together with those of other requests; the
+        # end of a prefill is told only of answers that take longer.
+        assert 20 <= running.stores.num_calls - before <= 40
 
 
 async def add_long(running: Running, replica: FakeReplica) -> None:

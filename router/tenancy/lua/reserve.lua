@@ -2,7 +2,7 @@
 -- ARGV: one msgpack map: id, gateway, now, tokens, day, month, and scopes, a list of maps: scope, and
 -- those of its limits that are set: parallel, requests, tokens, day, month.
 -- Returns {head, [number of the scope that refused, kind, seconds to wait or ''], use of each scope}.
--- Writes claim:, window:, running:, spent:. A rule that is changed here is changed in
+-- Writes claim:, window:, sums:, running:, spent:. A rule that is changed here is changed in
 -- router/tenancy/limit_ledger.py too.
 
 local call = cmsgpack.unpack(ARGV[1])
@@ -25,17 +25,17 @@ local function first_exceeded(used, limits)
 end
 
 -- Seconds until enough has left the window for the claim to fit; the window where it never fits.
-local function wait_s(used, kind, limit)
+local function wait_s(scope, used, kind, limit)
   local field = kind == 'requests' and 'r' or 't'
   local excess = (kind == 'requests' and used.requests + 1 or used.tokens + tokens) - limit
-  local seconds = {}
-  for second in pairs(used.buckets) do
+  local seconds, buckets = {}, window(scope, now)
+  for second in pairs(buckets) do
     seconds[#seconds + 1] = second
   end
   table.sort(seconds)
   local freed = 0
   for _, second in ipairs(seconds) do
-    freed = freed + used.buckets[second][field]
+    freed = freed + buckets[second][field]
     if freed >= excess then
       return second + WINDOW_S + 1 - now
     end
@@ -44,16 +44,14 @@ local function wait_s(used, kind, limit)
 end
 
 local function count(scope, used)
-  local name, second = key('window', scope), math.floor(now)
-  redis.call('HINCRBY', name, integer(second) .. 'r', 1)
-  redis.call('HINCRBY', name, integer(second) .. 't', integer(tokens))
-  redis.call('EXPIRE', name, WINDOW_TTL_S)
+  local second = math.floor(now)
+  used.newest = math.max(used.newest or second, second)
+  window_add(scope, integer(second), 1, tokens, integer(used.newest))
   redis.call('HINCRBY', key('running', scope), call.gateway, 1)
   redis.call('EXPIRE', key('running', scope), RUNNING_TTL_S)
   spend(scope, 'day', call.day, tokens)
   spend(scope, 'month', call.month, tokens)
   used.requests, used.tokens = used.requests + 1, used.tokens + tokens
-  used.newest = math.max(used.newest or second, second)
   used.running = used.running + 1
   used.day, used.month = used.day + tokens, used.month + tokens
 end
@@ -78,7 +76,7 @@ end
 for i, limits in ipairs(call.scopes) do
   local kind, limit = first_exceeded(uses[i], limits)
   if kind then
-    local wait = (kind == 'requests' or kind == 'tokens') and wait_s(uses[i], kind, limit) or ''
+    local wait = (kind == 'requests' or kind == 'tokens') and wait_s(limits.scope, uses[i], kind, limit) or ''
     return answer({integer(i - 1), kind, tostring(wait)})
   end
 end

@@ -2,8 +2,8 @@
 -- ARGV: for each claim one msgpack map: id, now, tokens, day, month, scopes (a list), and where there
 -- is a usage record: record (JSON), record_day, group (JSON [tenant, key, model]), sums (name ->
 -- number), max_records, kept_days.
--- Returns how many had not been settled before. Writes claim:, window:, running:, spent:, usage,
--- totals:. An unknown claim is charged in full: it was made while this store was away.
+-- Returns how many had not been settled before. Writes claim:, window:, sums:, running:, spent:,
+-- usage, totals:. An unknown claim is charged in full: it was made while this store was away.
 
 local function settle_scope(scope, call, gateway, second, day, month, difference)
   local running_now = gateway and redis.call('HGET', key('running', scope), gateway)
@@ -12,12 +12,11 @@ local function settle_scope(scope, call, gateway, second, day, month, difference
   end
   spend(scope, 'day', day, difference)
   spend(scope, 'month', month, difference)
-  local name = key('window', scope)
   if difference > 0 then
-    redis.call('HINCRBY', name, integer(math.floor(call.now)) .. 't', integer(difference))
-    redis.call('EXPIRE', name, WINDOW_TTL_S)
-  elseif second and redis.call('HEXISTS', name, second .. 't') == 1 then
-    redis.call('HINCRBY', name, second .. 't', integer(difference))
+    local now, newest = math.floor(call.now), redis.call('HGET', key('sums', scope), 'newest')
+    window_add(scope, integer(now), 0, difference, integer(math.max(tonumber(newest) or now, now)))
+  elseif second and redis.call('HEXISTS', key('window', scope), second .. 't') == 1 then
+    window_add(scope, second, 0, difference)
   end
 end
 

@@ -13,6 +13,8 @@
 --   granted              HASH    gateway -> granted, earned, spent (msgpack)
 --   says                 HASH    gateway -> what it tells the others (JSON)
 --   window:<scope>       HASH    <second>r, <second>t: requests and tokens claimed in that second
+--   sums:<scope>         HASH    r, t: what is in that window as of the second `cleared`; newest: its
+--                                newest second, '' without one
 --   running:<scope>      HASH    gateway -> requests that it has running
 --   spent:<scope>:<p>    STRING  tokens charged in a day (2026-11-29) or month (2026-11)
 --   claim:<id>           HASH    gateway, tokens, second, day, month; settled once it is
@@ -62,6 +64,43 @@ local function window(scope, now)
   return buckets
 end
 
+-- Requests, tokens and newest second (or false) of a scope's window. To add it up takes longer than
+-- all else about a claim, so that is done once a second, by whoever comes first; gateways' clocks
+-- agree within one.
+local function in_window(scope, now)
+  local name, this_second = key('sums', scope), math.floor(now)
+  local r, t, newest, cleared = unpack(redis.call('HMGET', name, 'r', 't', 'newest', 'cleared'))
+  local ahead_s = cleared and cleared - this_second
+  if ahead_s == 0 or ahead_s == 1 then
+    return tonumber(r), tonumber(t), tonumber(newest) or false
+  end
+  local requests, tokens, last = 0, 0, false
+  for second, bucket in pairs(window(scope, now)) do
+    requests, tokens = requests + bucket.r, tokens + bucket.t
+    last = math.max(last or second, second)
+  end
+  redis.call('HSET', name, 'r', integer(requests), 't', integer(tokens),
+    'newest', last and integer(last) or '', 'cleared', integer(this_second))
+  redis.call('EXPIRE', name, WINDOW_TTL_S)
+  return requests, tokens, last
+end
+
+-- Change what was claimed in a second, and the sums with it; `newest` is the newest second then.
+local function window_add(scope, second, requests, tokens, newest)
+  local name, sums = key('window', scope), key('sums', scope)
+  if requests ~= 0 then
+    redis.call('HINCRBY', name, second .. 'r', integer(requests))
+    redis.call('HINCRBY', sums, 'r', integer(requests))
+  end
+  redis.call('HINCRBY', name, second .. 't', integer(tokens))
+  redis.call('HINCRBY', sums, 't', integer(tokens))
+  redis.call('EXPIRE', sums, WINDOW_TTL_S)
+  if newest then
+    redis.call('HSET', sums, 'newest', newest)
+    redis.call('EXPIRE', name, WINDOW_TTL_S)
+  end
+end
+
 -- How many requests of live gateways a scope has running. Those of others are forgotten.
 local function running(scope, gateway, now)
   local name = key('running', scope)
@@ -84,24 +123,18 @@ end
 
 local function spend(scope, kind, period, tokens)
   local name = key('spent', scope, period)
-  redis.call('INCRBY', name, integer(tokens))
-  redis.call('EXPIRE', name, PERIOD_TTL_S[kind])
+  if redis.call('INCRBY', name, integer(tokens)) == tokens then  -- It may just have been made.
+    redis.call('EXPIRE', name, PERIOD_TTL_S[kind])
+  end
 end
 
--- What a scope has used: buckets, requests, tokens, newest (second or false), running, day, month.
+-- What a scope has used: requests, tokens, newest (second or false), running, day, month.
 local function use(scope, gateway, now, day, month)
-  local result = {buckets = window(scope, now), requests = 0, tokens = 0, newest = false}
-  for second, bucket in pairs(result.buckets) do
-    result.requests = result.requests + bucket.r
-    result.tokens = result.tokens + bucket.t
-    if not result.newest or second > result.newest then
-      result.newest = second
-    end
-  end
-  result.running = running(scope, gateway, now)
-  result.day = spent(scope, day)
-  result.month = spent(scope, month)
-  return result
+  local requests, tokens, newest = in_window(scope, now)
+  return {
+    requests = requests, tokens = tokens, newest = newest, running = running(scope, gateway, now),
+    day = spent(scope, day), month = spent(scope, month),
+  }
 end
 
 -- The same as the caller gets it: requests, tokens, newest second or '', running, day, month.

@@ -1,6 +1,6 @@
 -- Tell what scopes have used.
--- ARGV: gateway, now, day, month, scopes. Returns the use of each. Writes nothing but the removal of
--- what has left its window.
+-- ARGV: gateway, now, day, month, scopes. Returns the use of each. Writes nothing but window:, sums:
+-- and running:, from which it takes what counts no more.
 
 local uses = {}
 for i = 5, #ARGV do

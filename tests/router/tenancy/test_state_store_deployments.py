@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+import uuid
 
 import pytest
 
@@ -19,7 +21,7 @@ from router.tenancy.stored import AuditRecord, StoredDirectory, Write
 from router.tenancy.stores import check_state_server
 from router.tenancy.usage import UsageRecord
 from tests.kvindex.test_index_deployments import call, documented_acl
-from tests.redis_server import running_server, valkey_binary
+from tests.redis_server import RedisServer, running_server, valkey_binary
 
 ACME = TenantConfig(name="acme")
 USAGE = UsageRecord(
@@ -106,3 +108,24 @@ async def test_a_server_that_may_evict_keys_is_refused_and_one_that_is_away_wait
         server.kill()
         await check_state_server(redis)
         await redis.aclose()
+
+
+async def test_what_an_older_gateway_counts_is_seen_from_the_next_second_on(
+    private_redis: RedisServer,
+) -> None:
+    """It knows no sums of windows; they are added up anew once a second."""
+    redis, clock = connect(private_redis.url), VirtualClock(USAGE.at)
+    limiter = RedisLimiter(redis, gateway="g", clock=clock)
+    scope = Scope(f"tenant/{uuid.uuid4().hex}", Limits(tokens_per_minute=100))
+    assert (await limiter.reserve(Claim(id="r", scopes=(scope,), num_tokens=9))).hit is None
+    window = f"pf:{{state}}:window:{scope.name}"
+    await call(redis, "HINCRBY", window, f"{math.floor(USAGE.at)}r", "1")
+    await call(redis, "HINCRBY", window, f"{math.floor(USAGE.at)}t", "80")
+    clock.advance(1.0)
+    (use,) = await limiter.uses([scope.name])
+    assert (use.num_requests, use.num_tokens) == (2, 89)
+    verdict = await limiter.reserve(Claim(id="s", scopes=(scope,), num_tokens=12))
+    assert verdict.hit is not None
+    clock.advance(61.0)
+    assert (await limiter.uses([scope.name]))[0].num_tokens == 0
+    await limiter.close()
