@@ -5,7 +5,9 @@
 
 It starts our engine on the demo model and measures it over HTTP; with --against also a server that
 runs already, in turn with ours, on the same prompts. Prompts are token ids that no server has seen
-before. --against-pid adds up the resident memory of that process and its children.
+before. --against-pid adds up the resident memory of that process and its children, and stops them
+while ours is measured, as ours is stopped while they are: a server that waits by looking again and
+again takes a core from the other.
 """
 
 from __future__ import annotations
@@ -140,14 +142,19 @@ async def measure(servers: Sequence[Server], *, quick: bool) -> list[dict[str, f
     """Measure every server in turn, cell by cell; return the medians of each."""
     found: list[dict[str, list[float]]] = [{} for _ in servers]
     timeout = aiohttp.ClientTimeout(total=900)
-    async with aiohttp.ClientSession(timeout=timeout, read_bufsize=1 << 20) as session:
+    # A server that was stopped gives up the connections that it keeps.
+    connector = aiohttp.TCPConnector(force_close=True)
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=timeout, read_bufsize=1 << 20
+    ) as session:
         client = Client(session, time.time_ns())
         for server in servers:
             await client.stream(server, client.prompt(32), 4)
         for cell in cells(client, quick=quick):
             for server, figures in zip(servers, found, strict=True):
-                for name, value in (await cell(server)).items():
-                    figures.setdefault(name, []).append(value)
+                with stopped([other for other in servers if other is not server]):
+                    for name, value in (await cell(server)).items():
+                        figures.setdefault(name, []).append(value)
     return [{name: statistics.median(v) for name, v in figures.items()} for figures in found]
 
 
@@ -167,12 +174,30 @@ def cells(client: Client, *, quick: bool) -> Iterator[Any]:
         yield lambda server, p=unique, n=count: burst(client, server, p, f"load_{n}_unique")
 
 
+@contextlib.contextmanager
+def stopped(servers: Sequence[Server]) -> Iterator[None]:
+    """Keep servers whose process is known from running meanwhile."""
+    pids = [pid for server in servers if server.pid is not None for pid in family(server.pid)]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in reversed(pids):
+            os.kill(pid, signal.SIGCONT)
+
+
+def family(pid: int) -> list[int]:
+    """Return a process and all that descend from it."""
+    children = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    return [pid, *(each for some in children for child in some for each in family(int(child)))]
+
+
 def resident_mb(pid: int) -> float:
     """Return the resident memory of a process and all that descend from it."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    status = Path(f"/proc/{pid}/status").read_text().splitlines()
-    own = sum(int(line.split()[1]) for line in status if line.startswith("VmRSS:"))
-    return own / 1000 + sum(resident_mb(int(child)) for child in children)
+    statuses = [Path(f"/proc/{each}/status").read_text() for each in family(pid)]
+    lines = [line for status in statuses for line in status.splitlines()]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1000
 
 
 @contextlib.contextmanager
