@@ -134,7 +134,6 @@ class CompiledForward:
         self._singles = _singles(FEW_TOKENS)
         self._panels = _room_for_panels(layers, head) if in_pairs else None
         self._layers = np.array([self._addresses(layer) for layer in layers], np.int64)
-        stored_head = head if self._panels is None else self._panels.place(panels_of(head))
         self._set(
             num_layers=len(layers),
             hidden_size=config.hidden_size,
@@ -149,7 +148,7 @@ class CompiledForward:
             layers=self._layers.ctypes.data,
             embedding=self._address_of("embedding", embedding),
             final_norm=self._address_of("final_norm", final_norm),
-            head=self._address_of("head", stored_head),
+            head=self._address_of("head", self._laid_out(head)),
             rotary=self._address_of("rotary", rotary),
             num_positions=rotary.shape[1],
             num_parts=self._num_parts,
@@ -239,6 +238,7 @@ class CompiledForward:
             return
         self._cache_place = place
         self._num_tokens = 0  # Buffers depend on the size of blocks.
+        assert not self._in_pairs or keys.dtype == torch.bfloat16, "pairs are of bfloat16"
         assert keys.is_contiguous()
         assert cache.values.is_contiguous()
         self._set(
@@ -315,12 +315,12 @@ class CompiledForward:
             if isinstance(weight, EightBitWeight):
                 tensors |= {name: weight.values, f"{name}_scales": weight.scales}
             else:
-                tensors |= {name: weight, f"{name}_scales": None}
-        if self._panels is not None:
-            tensors |= {
-                name: self._panels.place(panels_of(getattr(layer, name))) for name in PRODUCTS
-            }
+                tensors |= {name: self._laid_out(weight), f"{name}_scales": None}
         return [self._address_of(name, tensors[name]) for name in LAYER]
+
+    def _laid_out(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return a weight as products read it."""
+        return weight if self._panels is None else self._panels.place(panels_of(weight))
 
     def _address_of(self, name: str, tensor: torch.Tensor | None) -> int:
         """Return where a tensor lies, made contiguous; what is added or scaled by in float32."""
