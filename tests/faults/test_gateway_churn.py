@@ -11,10 +11,12 @@ from tests.conditions import until
 from tests.router.fake_replica import FakeReplica
 from tests.router.running_gateway import Running, chat, completion, gateway_spec, running_gateway
 
+ROUNDS = 10
 
-async def come_and_go(running: Running, name: str, *, rounds: int, dies: bool) -> None:
+
+async def come_and_go(running: Running, name: str, *, dies: bool) -> None:
     """Add a replica and take it away again, as a drain or as a death does."""
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         replica = FakeReplica(name)
         await running.add(replica)
         if not dies:
@@ -53,13 +55,12 @@ async def ask(running: Running, client: int, done: asyncio.Event) -> list[int]:
 @pytest.mark.fault("router-34")
 @pytest.mark.parametrize("policy", ["prefix_cost", "session", "power_of_two", "longest_prefix"])
 async def test_placing_adding_and_removing_at_the_same_time_fails_no_request(policy: str) -> None:
-    spec = gateway_spec(default_policy=policy, max_attempts=6)
+    # One more than x0 dies: nothing keeps a request from meeting each of its deaths.
+    spec = gateway_spec(default_policy=policy, max_attempts=ROUNDS + 1)
     async with running_gateway(spec, replicas=2) as running:
         done = asyncio.Event()
         clients = [asyncio.create_task(ask(running, i, done)) for i in range(6)]
-        await asyncio.gather(
-            *(come_and_go(running, f"x{i}", rounds=10, dies=i == 0) for i in range(4))
-        )
+        await asyncio.gather(*(come_and_go(running, f"x{i}", dies=i == 0) for i in range(4)))
         done.set()
         statuses = [status for found in await asyncio.gather(*clients) for status in found]
         assert len(statuses) > 20
