@@ -24,6 +24,14 @@ from worker.executors.uniproc import UniprocExecutor
 
 VOCAB_SIZE = 320
 
+WIDE: dict[str, object] = {
+    "hidden_size": 96,
+    "head_dim": 32,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+}
+"""Widths that are whole vectors, and pairs of them, on every CPU: such models run compiled."""
+
 _CONFIGS = {
     "llama": transformers.LlamaConfig,
     "mistral": transformers.MistralConfig,

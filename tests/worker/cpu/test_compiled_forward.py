@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from kvindex.foundation.errors import ConfigError
 from tests.worker.model_fixtures import (
     VOCAB_SIZE,
+    WIDE,
     random_prompts,
     store_in_bfloat16,
     write_tiny_model,
@@ -27,14 +27,6 @@ from worker.model.load_llama import load_llama
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 64
-WIDE: dict[str, Any] = {
-    "hidden_size": 96,
-    "head_dim": 32,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-}
-"""Widths that are whole vectors on every CPU."""
-
 (PROMPT,) = random_prompts(1, lengths=[150], vocab_size=VOCAB_SIZE)
 TABLE = np.random.default_rng(1).permutation(np.arange(1, NUM_BLOCKS, dtype=np.int32))
 
