@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -24,7 +25,7 @@ from worker.executors.uniproc import UniprocExecutor
 
 VOCAB_SIZE = 320
 
-WIDE: dict[str, object] = {
+WIDE: dict[str, Any] = {
     "hidden_size": 96,
     "head_dim": 32,
     "num_attention_heads": 6,

@@ -12,7 +12,6 @@ from engine.config import EngineConfig
 from kvindex.foundation.errors import ConfigError, DependencyError
 from tests.worker.cpu.test_compiled_forward import (
     PROMPT,
-    WIDE,
     empty_cache,
     load,
     logits_of,
@@ -20,6 +19,7 @@ from tests.worker.cpu.test_compiled_forward import (
 from tests.worker.model_fixtures import (
     FAMILIES,
     VOCAB_SIZE,
+    WIDE,
     EngineRun,
     executor_for,
     greedy,
