@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from worker.cpu.attention import AttentionPlan
+from worker.cpu.attention import AttentionPlan, Int32Array
 from worker.model.causal_lm import CausalLM
 from worker.model.kv_layout import attention_block_size, kv_layout
 from worker.model.llama import KVCache
@@ -41,7 +41,21 @@ def logits_of(
     blocks = np.random.default_rng(1).permutation(np.arange(1, _NUM_BLOCKS, dtype=np.int32))
     num_groups = len(layout.windows)
     first, *more = np.split(blocks[: _BLOCKS_PER_GROUP * num_groups][None], num_groups, axis=1)
+    return logits_in(model, cache, token_ids, sizes, tables=(first, *more), adapters=adapters)
+
+
+def logits_in(
+    model: CausalLM,
+    cache: KVCache,
+    token_ids: Sequence[int],
+    sizes: Sequence[int],
+    *,
+    tables: Sequence[Int32Array],
+    adapters: BatchAdapters = NO_ADAPTERS,
+) -> torch.Tensor:
+    """Compute all logits of a prompt, chunk by chunk; `tables` are those of the cache groups."""
     logits, start = [], 0
+    first, *more = tables
     for size in sizes:
         plan = AttentionPlan(np.array([size]), np.array([start]), first, BLOCK_SIZE, tuple(more))
         logits.append(

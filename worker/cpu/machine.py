@@ -10,8 +10,8 @@ from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
 _CPUINFO = Path("/proc/cpuinfo")
-_NATIVE_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16"})
 _MATRIX_BFLOAT16 = frozenset({"amx_bf16"})
+_NATIVE_BFLOAT16 = _MATRIX_BFLOAT16 | {"avx512_bf16"}
 
 
 def num_cores() -> int:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kvindex.foundation.errors import ConfigError
+from tests.worker.logit_fixtures import BLOCK_SIZE, logits_in
 from tests.worker.model_fixtures import (
     VOCAB_SIZE,
     WIDE,
@@ -25,7 +26,6 @@ from worker.model.llama import KVCache, LlamaModel
 from worker.model.load import load_model
 from worker.model.load_llama import load_llama
 
-BLOCK_SIZE = 16
 NUM_BLOCKS = 64
 (PROMPT,) = random_prompts(1, lengths=[150], vocab_size=VOCAB_SIZE)
 TABLE = np.random.default_rng(1).permutation(np.arange(1, NUM_BLOCKS, dtype=np.int32))
@@ -57,20 +57,7 @@ def empty_cache(model: LlamaModel) -> KVCache:
 
 def logits_of(model: LlamaModel, cache: KVCache, chunk_sizes: list[int]) -> torch.Tensor:
     """Compute all logits of PROMPT, chunk by chunk."""
-    parts, start = [], 0
-    for size in chunk_sizes:
-        plan = AttentionPlan(np.array([size]), np.array([start]), TABLE[None, :], BLOCK_SIZE)
-        parts.append(
-            model.forward(
-                torch.tensor(PROMPT[start : start + size]),
-                torch.arange(start, start + size),
-                cache=cache,
-                plan=plan,
-                rows=torch.arange(size),
-            )
-        )
-        start += size
-    return torch.cat(parts)
+    return logits_in(model, cache, PROMPT, chunk_sizes, tables=[TABLE[None, :]])
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,12 @@ def _call(context: Any, builder: Builder, signature: Any, args: Sequence[Value])
 
 
 @intrinsic
+def call3(typing, function, a, b, c):  # type: ignore[no-untyped-def]
+    """Call the function of three integers at an address."""
+    return types.void(*[types.intp] * 4), _call
+
+
+@intrinsic
 def call4(typing, function, a, b, c, d):  # type: ignore[no-untyped-def]
     """Call the function of four integers at an address."""
     return types.void(*[types.intp] * 5), _call
@@ -36,12 +42,6 @@ def call6(typing, function, a, b, c, d, e, f):  # type: ignore[no-untyped-def]
 def call7(typing, function, a, b, c, d, e, f, g):  # type: ignore[no-untyped-def]
     """Call the function of seven integers at an address."""
     return types.void(*[types.intp] * 8), _call
-
-
-@intrinsic
-def call3(typing, function, a, b, c):  # type: ignore[no-untyped-def]
-    """Call the function of three integers at an address."""
-    return types.void(*[types.intp] * 4), _call
 
 
 @intrinsic

@@ -97,8 +97,7 @@ def can_compile(config: ModelConfig) -> bool:
 
 def can_pair(config: ModelConfig) -> bool:
     """Tell whether this CPU multiplies pairs of bfloat16, and a model's widths are whole panels."""
-    attended = config.num_heads * config.head_dim
-    depths = (config.hidden_size, config.intermediate_size, config.head_dim, attended)
+    depths = (config.hidden_size, config.intermediate_size, config.head_dim)
     is_whole = all(depth % (2 * LANES) == 0 for depth in depths)
     return MULTIPLIES_PAIRS and is_whole and config.vocab_size % LANES == 0
 

@@ -83,13 +83,18 @@ def load(builder: Builder, address: Value, storage: Storage = "float32") -> Valu
     if storage == "float32":
         return builder.load(builder.inttoptr(address, VECTOR.as_pointer()), align=4)
     if storage == "bfloat16":
-        raw = builder.load(builder.inttoptr(address, _HALVES.as_pointer()), align=2)
-        high = builder.shl(builder.zext(raw, _INTEGERS), _everywhere(16))
+        high = builder.shl(_load_halves(builder, address), _everywhere(16))
         return builder.bitcast(high, VECTOR)
     raw = builder.load(builder.inttoptr(address, _BYTES.as_pointer()), align=1)
     if storage == "int8":
         return builder.sitofp(builder.sext(raw, _INTEGERS), VECTOR)
     return _widened_float8(builder, builder.sext(raw, _INTEGERS))
+
+
+def _load_halves(builder: Builder, address: Value) -> Value:
+    """Load LANES numbers of 16 bits as integers of 32."""
+    raw = builder.load(builder.inttoptr(address, _HALVES.as_pointer()), align=2)
+    return builder.zext(raw, _INTEGERS)
 
 
 def _widened_float8(builder: Builder, codes: Value) -> Value:
@@ -110,15 +115,13 @@ def _widened_float8(builder: Builder, codes: Value) -> Value:
 
 
 def load_pairs(builder: Builder, address: Value) -> Value:
-    """Load a vector of pairs of bfloat16."""
-    return builder.load(builder.inttoptr(address, _PAIRS.as_pointer()), align=2)
+    """Load a vector of pairs of bfloat16; a pair is as wide as a number, and lies like one."""
+    return builder.bitcast(load(builder, address), _PAIRS)
 
 
 def load_pair_everywhere(builder: Builder, address: Value) -> Value:
     """Load one pair of bfloat16 into every lane."""
-    pair = builder.load(builder.inttoptr(address, _INT32.as_pointer()), align=2)
-    one = builder.insert_element(ir.Constant(_INTEGERS, ir.Undefined), pair, _INT32(0))
-    return builder.bitcast(_shuffle(builder, one, one, [0] * LANES), _PAIRS)
+    return builder.bitcast(load_everywhere(builder, address), _PAIRS)
 
 
 def multiply_pairs(builder: Builder, a: Value, b: Value, c: Value) -> Value:
@@ -142,12 +145,7 @@ def store_half(builder: Builder, value: Value, address: Value) -> None:
 
 def zip_halves(builder: Builder, a: Value, b: Value) -> Value:
     """Load LANES bfloat16 at each of two addresses; return them as pairs, in place of numbers."""
-    low, high = (
-        builder.zext(
-            builder.load(builder.inttoptr(place, _HALVES.as_pointer()), align=2), _INTEGERS
-        )
-        for place in (a, b)
-    )
+    low, high = _load_halves(builder, a), _load_halves(builder, b)
     return builder.bitcast(builder.or_(low, builder.shl(high, _everywhere(16))), VECTOR)
 
 
