@@ -4,14 +4,15 @@
 
 Each port is one replica. Every POST gets the same answer, or the same stream when it says
 `"stream":true`: at once, or one chunk at a time if `user` is "pace-MS-CHUNKS". Who asks for
-`return_token_ids` gets chunks as replicas of ours write them. It neither checks nor computes
-anything, and speaks just enough HTTP/1.1 for routers and clients.
+`return_token_ids` gets chunks as replicas of ours write them, and by a `stream_interval` fewer. It
+neither checks nor computes anything, and speaks just enough HTTP/1.1 for routers and clients.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import re
 from typing import Any, cast
@@ -24,6 +25,7 @@ _CHUNKED = re.compile(rb"\r\ntransfer-encoding:\s*chunked", re.IGNORECASE)
 _STREAM = re.compile(rb'"stream"\s*:\s*true')
 _PACE = re.compile(rb'"user"\s*:\s*"pace-(\d+)-(\d+)"')
 _OURS = b'"return_token_ids":true'
+_INTERVAL = re.compile(rb'"stream_interval":(\d+)')
 _STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 )
@@ -47,7 +49,7 @@ def _piece(data: bytes) -> bytes:
 
 
 class Answers:
-    """Every answer, composed once: `streams` by whether a gateway of ours asks."""
+    """Every answer, composed once."""
 
     def __init__(self, num_chunks: int) -> None:
         usage = {
@@ -62,14 +64,11 @@ class Answers:
         self.whole = _whole(
             _json({**base, "object": "chat.completion", "choices": [choice], "usage": usage})
         )
-        chunk = {**base, "object": "chat.completion.chunk"}
-        last = _piece(_json({**chunk, "choices": [], "usage": usage}))
+        self._chunk = {**base, "object": "chat.completion.chunk"}
+        self._last = _piece(_json({**self._chunk, "choices": [], "usage": usage}))
+        self._num_tokens = num_chunks
+        self._streams: dict[tuple[bool, int], list[bytes]] = {}
         self.end = _piece(b"[DONE]") + b"0\r\n\r\n"
-        self.streams = {
-            ours: [*(_piece(_json(_chunk(chunk, i, num_chunks, ours))) for i in range(num_chunks))]
-            + ([last] if ours else [])
-            for ours in (False, True)
-        }
         card = {"id": MODEL, "object": "model", "created": 1, "owned_by": "fake"}
         info = {
             "model_path": MODEL,
@@ -88,17 +87,29 @@ class Answers:
             b"/get_load": _whole(b'[{"load":0}]'),
         }
 
+    def stream(self, *, ours: bool, interval: int) -> list[bytes]:
+        """Return the chunks of a stream; `ours` are for a gateway of ours, and end with usage."""
+        pieces = self._streams.get((ours, interval))
+        if pieces is None:
+            starts = [0, *range(1, self._num_tokens, interval), self._num_tokens]
+            runs = itertools.pairwise(starts)
+            pieces = [_piece(_json(self._tokens(*run, ours=ours))) for run in runs]
+            pieces += [self._last] if ours else []
+            self._streams[ours, interval] = pieces
+        return pieces
 
-def _chunk(base: dict[str, Any], i: int, num_chunks: int, ours: bool) -> dict[str, Any]:
-    delta: dict[str, Any] = {"content": "token "}
-    if i == 0:
-        delta["role"] = "assistant"
-    finish = "stop" if i == num_chunks - 1 else None
-    chunk = {**base, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
-    if ours:
-        progress = {"choice": 0, "token_ids": [i + 1], "text_length": 6 * (i + 1)}
-        chunk |= {"usage": None, "prefixfleet": progress}
-    return chunk
+    def _tokens(self, start: int, end: int, *, ours: bool) -> dict[str, Any]:
+        delta: dict[str, Any] = {"content": "token " * (end - start)}
+        if start == 0:
+            delta["role"] = "assistant"
+        finish = "stop" if end == self._num_tokens else None
+        choice = {"index": 0, "delta": delta, "finish_reason": finish}
+        chunk = {**self._chunk, "choices": [choice]}
+        if ours:
+            ids = [*range(start + 1, end + 1)]
+            progress = {"choice": 0, "token_ids": ids, "text_length": 6 * end}
+            chunk |= {"usage": None, "prefixfleet": progress}
+        return chunk
 
 
 class Connection(asyncio.Protocol):
@@ -145,7 +156,11 @@ class Connection(asyncio.Protocol):
             path = path.partition(b"?")[0]
             self._transport.write(self._answers.others.get(path, _whole(b"{}")))
         elif _STREAM.search(body):
-            self._stream(self._answers.streams[_OURS in body], _PACE.search(body))
+            asked = _INTERVAL.search(body)
+            pieces = self._answers.stream(
+                ours=_OURS in body, interval=int(asked[1]) if asked else 1
+            )
+            self._stream(pieces, _PACE.search(body))
         else:
             self._transport.write(self._answers.whole)
         return True

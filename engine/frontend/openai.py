@@ -61,13 +61,18 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_content: str | None = None
 
 
+UNSEEN_INTERVAL = 16
+"""Tokens at a time of an answer that its client gets whole: fewer chunks cost less."""
+
+
 class GenerationRequest(OutputFormatFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields that chat completions and completions share.
 
     `max_tokens` None means the endpoint's default. `prompt_logprobs` is how many alternatives each
     token of the prompt comes with. `truncate_prompt_tokens` keeps so many of its last tokens, -1 as
-    many as the model takes. `cache_salt` narrows the sharing of cached
-    blocks. `user`, `prompt_cache_key` and `service_tier` are hints for whoever routes.
+    many as the model takes. With a `stream_interval` of k, chunks but the first and the last carry
+    k tokens. `cache_salt` narrows the sharing of cached blocks. `user`, `prompt_cache_key` and
+    `service_tier` are hints for whoever routes.
     """
 
     model: str
@@ -94,6 +99,7 @@ class GenerationRequest(OutputFormatFields, frozen=True, kw_only=True, forbid_un
     truncate_prompt_tokens: int | None = None
     return_token_ids: bool = False
     stream: bool = False
+    stream_interval: int = 1
     stream_options: StreamOptions | None = None
     user: str | None = None
     prompt_cache_key: str | None = None

@@ -33,7 +33,6 @@ HARMLESS = frozenset(
         "prompt_cache_retention",
         "safety_identifier",
         "store",
-        "stream_interval",
     }
 )
 """Fields that are accepted and have no effect on the answer."""

@@ -21,7 +21,12 @@ MAX_LOGIT_BIAS = 100
 MAX_REPETITION_PENALTY = 10
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
-_AT_LEAST: Mapping[str, int] = {"max_tokens": 1, "max_completion_tokens": 1, "min_tokens": 0}
+_AT_LEAST: Mapping[str, int] = {
+    "max_tokens": 1,
+    "max_completion_tokens": 1,
+    "min_tokens": 0,
+    "stream_interval": 1,
+}
 _BETWEEN: Mapping[str, tuple[int, int]] = {
     "n": (1, MAX_CHOICES),
     "temperature": (0, 2),

@@ -162,4 +162,10 @@ def _body(job: Job, prepared: Prepared, placement: Placement) -> bytes:
         resume=job.transcript.resume(),
     )
     several = prepared.prompts if len(prepared.prompts) > 1 else None
-    return body_for_ours(job.fields, extension, prompts=several, states_usage=job.head.states_usage)
+    return body_for_ours(
+        job.fields,
+        extension,
+        prompts=several,
+        stream=bool(job.head.stream),
+        states_usage=job.head.states_usage,
+    )

@@ -12,6 +12,7 @@ import msgspec
 
 from engine.frontend.errors import RequestError
 from engine.frontend.extension import FleetExtension
+from engine.frontend.openai import UNSEEN_INTERVAL
 from engine.frontend.parse import invalid_field
 from kvindex.registry import ReplicaKind
 
@@ -35,7 +36,7 @@ _VLLM = (
     "include_stop_str_in_output skip_special_tokens spaces_between_special_tokens "
     "add_generation_prompt continue_final_message add_special_tokens chat_template_kwargs "
     "structured_outputs return_token_ids prompt_logprobs allowed_token_ids bad_words "
-    "truncate_prompt_tokens"
+    "truncate_prompt_tokens stream_interval"
 )
 _CONSUMED = frozenset(
     {
@@ -145,9 +146,12 @@ def body_for_ours(
     extension: FleetExtension,
     *,
     prompts: list[list[int]] | None,
+    stream: bool,
     states_usage: bool = False,
 ) -> bytes:
     """Make the body for a replica of ours: always a stream, always with usage.
+
+    One that the client gets whole comes in fewer chunks.
 
     `prompts` replaces the prompts of a completion by their token ids where there are several; a
     single one travels in the extension.
@@ -158,6 +162,8 @@ def body_for_ours(
         "stream_options": _CONTINUOUS if states_usage else _STREAM_OPTIONS,
         "prefixfleet": extension,
     }
+    if not stream:
+        sent["stream_interval"] = UNSEEN_INTERVAL
     for name in ("cache_salt", "priority", *FORBIDDEN[1:]):
         sent.pop(name, None)
     if prompts is not None:

@@ -6,6 +6,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
+from engine.frontend.openai import UNSEEN_INTERVAL
 from tests.conditions import until
 from tests.router.running_gateway import (
     GLOBEX_KEY,
@@ -122,6 +123,23 @@ async def test_our_replicas_get_the_token_the_salt_a_seed_and_token_ids() -> Non
         assert extension["tenant"] == "acme"
         assert 0 <= extension["seed"] < 2**63
         assert len(extension["prompt_token_ids"]) > 0
+
+
+async def test_what_a_client_gets_whole_comes_in_fewer_chunks() -> None:
+    async with running_gateway(replicas=1) as running:
+        await running.post("/v1/chat/completions", chat("hi", stream_interval=2))
+        assert running.replicas[0].bodies[-1]["stream_interval"] == UNSEEN_INTERVAL
+        for asked in ({"stream_interval": 2}, {}):
+            stream = await running.client().chat.completions.create(
+                model="tiny",
+                messages=[{"role": "user", "content": "hi"}],
+                stream=True,
+                extra_body=asked,
+            )
+            assert [chunk async for chunk in stream]
+            assert running.replicas[0].bodies[-1].get("stream_interval") == asked.get(
+                "stream_interval"
+            )
 
 
 async def test_the_official_client_meets_the_errors_it_knows() -> None:

@@ -57,12 +57,13 @@ class EngineClient(Protocol):
         ...
 
     def generate(
-        self, request: EngineRequest, *, dp_rank: int | None = None
+        self, request: EngineRequest, *, dp_rank: int | None = None, interval: int = 1
     ) -> AsyncIterator[EngineOutput]:
         """Run a request; closing the iterator early aborts it in the core.
 
         `dp_rank` names the core that should; None leaves it to the load, and so does a rank that
-        is dead. The last output has a `finish_reason`. Raises RequestError:
+        is dead. After the first output, `interval` tokens come at a time, as far as that takes no
+        longer than a second. The last output has a `finish_reason`. Raises RequestError:
         `context_length_exceeded` or `invalid_request` when the core refuses the request,
         `engine_dead` when the core dies.
         """

@@ -117,7 +117,7 @@ class DataParallelClient:
         return self._balancer.choose(heard or living)
 
     async def generate(
-        self, request: EngineRequest, *, dp_rank: int | None = None
+        self, request: EngineRequest, *, dp_rank: int | None = None, interval: int = 1
     ) -> AsyncIterator[EngineOutput]:
         """Run a request; see EngineClient. RequestError for a rank that does not exist."""
         if request.request_id in self._rank_of:
@@ -129,7 +129,10 @@ class DataParallelClient:
         self._rank_of[request.request_id] = rank
         try:
             # The protocol promises an iterator whose closing aborts; all of ours are generators.
-            source = cast("AsyncGenerator[EngineOutput, None]", self._ranks[rank].generate(request))
+            source = cast(
+                "AsyncGenerator[EngineOutput, None]",
+                self._ranks[rank].generate(request, interval=interval),
+            )
             async with aclosing(source) as outputs:
                 async for output in outputs:
                     self._balancer.prefilled(rank, key)

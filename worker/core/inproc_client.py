@@ -71,10 +71,10 @@ class AsyncInprocClient:
         return 0
 
     async def generate(
-        self, request: EngineRequest, *, dp_rank: int | None = None
+        self, request: EngineRequest, *, dp_rank: int | None = None, interval: int = 1
     ) -> AsyncIterator[EngineOutput]:
         """Run a request; see EngineClient."""
-        self._router.open(request.request_id)
+        self._router.open(request.request_id, interval=interval)
         try:
             self.core.add(request)
             self._work.set()

@@ -1,12 +1,13 @@
 """Hands each request's outputs to the coroutine that waits for them.
 
 Outputs that arrive before they are read are merged, so a slow reader costs its own tokens and
-nothing else. It knows no transport.
+nothing else; who wants tokens by the dozen gets them so. It knows no transport.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 import msgspec
@@ -17,6 +18,9 @@ from engine.messages import EngineOutput
 OUTPUTS_PER_SLICE = 128
 """As in vLLM: a step of more requests is handed out in parts."""
 
+_LONGEST_S = 1.0
+"""After so long, what has come is handed out even if it is less than was asked for."""
+
 
 class OutputRouter:
     """One slot per live request; everything happens on one event loop."""
@@ -25,13 +29,17 @@ class OutputRouter:
         self._slots: dict[str, _Slot] = {}
         self._dead_reason: str | None = None
 
-    def open(self, request_id: str) -> None:
-        """Reserve the slot of a request before it is sent; RequestError if the id is live."""
+    def open(self, request_id: str, *, interval: int = 1) -> None:
+        """Reserve the slot of a request before it is sent; RequestError if the id is live.
+
+        After the first, an output has at least `interval` tokens, or is the last, or comes a
+        second after the one before.
+        """
         if self._dead_reason is not None:
             raise RequestError("engine_dead", self._dead_reason)
         if request_id in self._slots:
             raise RequestError("invalid_request", f"request id {request_id} is in use")
-        self._slots[request_id] = _Slot()
+        self._slots[request_id] = _Slot(interval)
 
     def close(self, request_id: str) -> bool:
         """Forget a request; True when its last output has been read (nothing is left to abort)."""
@@ -86,9 +94,11 @@ def refusal(request_id: str, error: RequestError) -> EngineOutput:
 class _Slot:
     """What has arrived for one request and was not read yet."""
 
-    __slots__ = ("_error", "_output", "_ready", "finished")
+    __slots__ = ("_error", "_interval", "_output", "_ready", "_wake_at", "finished")
 
-    def __init__(self) -> None:
+    def __init__(self, interval: int) -> None:
+        self._interval = interval
+        self._wake_at = 0.0
         self._output: EngineOutput | None = None
         self._error: RequestError | None = None
         self._ready = asyncio.Event()
@@ -110,7 +120,13 @@ class _Slot:
             )
         self._output = output
         self.finished = output.finish_reason is not None
-        self._ready.set()
+        if self._is_due(output):
+            self._ready.set()
+
+    def _is_due(self, output: EngineOutput) -> bool:
+        if self._interval == 1 or self.finished or len(output.token_ids) >= self._interval:
+            return True
+        return time.monotonic() >= self._wake_at
 
     def fail(self, error: RequestError) -> None:
         self._error = error
@@ -124,4 +140,6 @@ class _Slot:
             raise self._error
         output, self._output = self._output, None
         assert output is not None
+        if self._interval > 1 and output.token_ids:
+            self._wake_at = time.monotonic() + _LONGEST_S
         return output

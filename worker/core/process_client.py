@@ -127,10 +127,10 @@ class ProcessClient:
         return 0
 
     async def generate(
-        self, request: EngineRequest, *, dp_rank: int | None = None
+        self, request: EngineRequest, *, dp_rank: int | None = None, interval: int = 1
     ) -> AsyncIterator[EngineOutput]:
         """Run a request; see EngineClient."""
-        self._router.open(request.request_id)
+        self._router.open(request.request_id, interval=interval)
         sent = False
         try:
             await self._send(AddRequests(requests=[request]))

@@ -37,15 +37,21 @@ class ChoiceRunner:
 
     At most a few deltas per choice wait to be taken; beyond that a slow reader leaves tokens in
     the engine client, where they are merged. All choices run on core `dp_rank`; without one, those
-    of a prompt run on the same, so that it is computed once.
+    of a prompt run on the same, so that it is computed once. Tokens come `interval` at a time.
     """
 
     def __init__(
-        self, client: EngineClient, choices: Sequence[Choice], *, dp_rank: int | None = None
+        self,
+        client: EngineClient,
+        choices: Sequence[Choice],
+        *,
+        dp_rank: int | None = None,
+        interval: int = 1,
     ) -> None:
         self._client = client
         self._choices = [choice for choice in choices if not choice.fold.finished]
         self._dp_rank = dp_rank
+        self._interval = interval
         self._queue: asyncio.Queue[ChoiceDelta | Exception] = asyncio.Queue(
             _DELTAS_PER_CHOICE * len(self._choices)
         )
@@ -102,7 +108,7 @@ class ChoiceRunner:
             # The protocol promises an iterator whose closing aborts; all of ours are generators.
             source = cast(
                 "AsyncGenerator[EngineOutput, None]",
-                self._client.generate(choice.request, dp_rank=dp_rank),
+                self._client.generate(choice.request, dp_rank=dp_rank, interval=self._interval),
             )
             async with aclosing(source) as outputs:
                 async for output in outputs:

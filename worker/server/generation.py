@@ -19,7 +19,13 @@ from engine.frontend.errors import RequestError, invalid_value
 from engine.frontend.extension import ResumedChoice
 from engine.frontend.logprobs import TokenLogprobs
 from engine.frontend.message_fold import CallIds, MessageFold
-from engine.frontend.openai import ChatCompletionRequest, CompletionRequest, Usage, usage_of
+from engine.frontend.openai import (
+    UNSEEN_INTERVAL,
+    ChatCompletionRequest,
+    CompletionRequest,
+    Usage,
+    usage_of,
+)
 from engine.frontend.output_fold import Delta, OutputFold
 from engine.frontend.params import check_token_ids, sampling_params
 from engine.frontend.prompt import PromptEncoder
@@ -105,6 +111,13 @@ class Generation:
         """The engine core that the gateway named, None when it named none."""
         extension = self.request.prefixfleet
         return extension.dp_rank if extension is not None else None
+
+    @property
+    def interval(self) -> int:
+        """Tokens to take from the engine at a time: of a text with an end to be found, each."""
+        if self.choices and self.choices[0].request.sampling.stop:
+            return 1
+        return self.request.stream_interval if self.request.stream else UNSEEN_INTERVAL
 
     @property
     def reports_progress(self) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 from engine.frontend.logprobs import TokenLogprobs
-from engine.messages import EngineOutput
+from engine.messages import EngineOutput, FinishReason
 from worker.core.output_router import OUTPUTS_PER_SLICE, OutputRouter
 
 
@@ -43,6 +44,44 @@ async def test_a_slow_reader_gets_everything_in_one_piece() -> None:
         )
     ]
     assert router.close("r")
+
+
+async def test_tokens_come_by_the_dozen_but_for_the_first_and_the_last() -> None:
+    router = OutputRouter()
+    router.open("r", interval=12)
+    read: list[list[int]] = []
+
+    async def reader() -> None:
+        async for output in router.outputs("r"):
+            read.append(output.token_ids)
+
+    reading = asyncio.create_task(reader())
+    await asyncio.sleep(0)
+    for i in range(30):
+        reason: FinishReason | None = "length" if i == 29 else None
+        router.deliver([EngineOutput(request_id="r", token_ids=[i], finish_reason=reason)])
+        await asyncio.sleep(0)
+    await reading
+    assert read == [[0], [*range(1, 13)], [*range(13, 25)], [*range(25, 30)]]
+
+
+async def test_what_has_come_is_told_after_a_second_even_if_it_is_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    router = OutputRouter()
+    router.open("r", interval=12)
+    outputs = aiter(router.outputs("r"))
+    router.deliver([EngineOutput(request_id="r", token_ids=[0])])
+    assert (await anext(outputs)).token_ids == [0]
+    later = asyncio.ensure_future(anext(outputs))
+    for after_s, token in ((0.9, 1), (0.1, 2)):
+        await asyncio.sleep(0)
+        assert not later.done()
+        now += after_s
+        router.deliver([EngineOutput(request_id="r", token_ids=[token])])
+    assert (await later).token_ids == [1, 2]
 
 
 @pytest.mark.parametrize(("num_outputs", "num_turns"), [(1, 0), (128, 0), (129, 1), (300, 2)])

@@ -153,6 +153,37 @@ async def test_token_ids_come_back_on_request(
     assert streamed == choice["token_ids"]
 
 
+@pytest.mark.parametrize(("interval", "lengths"), [(1, [1] * 20), (8, [1, 8, 8, 3]), (50, [1, 19])])
+async def test_a_client_may_have_its_tokens_several_at_a_time(
+    client: openai.AsyncOpenAI, interval: int, lengths: list[int]
+) -> None:
+    stream = await client.completions.create(
+        model="tiny",
+        prompt=[5, 6, 7],
+        temperature=0,
+        max_tokens=20,
+        stream=True,
+        extra_body={"return_token_ids": True, "stream_interval": interval, "ignore_eos": True},
+    )
+    told = [len(chunk.choices[0].model_extra.get("token_ids", [])) async for chunk in stream]
+    assert [n for n in told if n] == lengths
+
+
+async def test_a_text_with_an_end_to_be_found_comes_token_by_token(
+    client: openai.AsyncOpenAI,
+) -> None:
+    stream = await client.completions.create(
+        model="tiny",
+        prompt=[5, 6, 7],
+        max_tokens=20,
+        stop=["not to be found"],
+        stream=True,
+        extra_body={"return_token_ids": True, "stream_interval": 8, "ignore_eos": True},
+    )
+    told = [len(chunk.choices[0].model_extra.get("token_ids", [])) async for chunk in stream]
+    assert max(told) == 1
+
+
 async def test_a_stop_string_ends_the_choice_and_the_engines_work(replica: RunningReplica) -> None:
     body = {"model": "tiny", "prompt": [5, 6, 7], "temperature": 0, "max_tokens": 300}
     _, whole = await replica.post("/v1/completions", body)
