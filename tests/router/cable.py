@@ -7,6 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
+_READ_S = 0.05
+"""Time for what was passed on to be read before the connection is reset."""
+
 
 class Cable:
     """Passes bytes on between a free port and a server; `cut` ends all of it until `mend`."""
@@ -18,6 +21,7 @@ class Cable:
         self._writers: set[asyncio.StreamWriter] = set()
         self._is_cut = False
         self.cut_after_bytes: int | None = None
+        self.cut_after_event: bytes | None = None
         self.num_bytes = 0
         self.url = ""
 
@@ -65,12 +69,23 @@ class Cable:
 
     async def _answer(self, far: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
         while data := await far.read(65536):
+            if self.cut_after_event is not None and self.cut_after_event in data:
+                await self._cut_after(data, self.cut_after_event, client)
+                return
             client.write(data)
             await client.drain()
             self.num_bytes += len(data)
             if self.cut_after_bytes is not None and self.num_bytes > self.cut_after_bytes:
                 self.cut()
         client.close()
+
+    async def _cut_after(self, data: bytes, text: bytes, client: asyncio.StreamWriter) -> None:
+        """Pass on up to the end of the event with this text, and nothing more."""
+        end = data.index(b"\n\n", data.index(text)) + 2
+        client.write(data[:end])
+        await client.drain()
+        await asyncio.sleep(_READ_S)
+        self.cut()
 
 
 @asynccontextmanager
