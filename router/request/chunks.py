@@ -64,7 +64,7 @@ def _has_output(choice: _Choice) -> bool:
     if choice.finish_reason or choice.text:
         return True
     for name, value in (choice.delta or {}).items():
-        if name != "role" and value not in _EMPTY:
+        if name != "role" and bytes(value) not in _EMPTY:  # Raw equals nothing but itself
             return True
     return False
 

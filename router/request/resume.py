@@ -27,8 +27,7 @@ class _Choice:
 class Transcript:
     """The progress of every choice as of the last chunk that was passed on.
 
-    `execution` is the digest of what computed its tokens: only such a replica can go on token for
-    token. What has been opened, and has no token yet, any can.
+    `execution` is the digest of what computed it: only such a replica can go on token for token.
     """
 
     execution: str | None = None
@@ -43,8 +42,8 @@ class Transcript:
 
     @property
     def can_be_resumed(self) -> bool:
-        """Whether all of the output is known by its tokens; False before its first chunk."""
-        return self._created is not None and not self._has_gap
+        """Whether all of the output is known by its tokens; False while there is none."""
+        return self._created is not None and self.num_tokens > 0 and not self._has_gap
 
     def take(self, chunks: Sequence[Chunk], *, execution: str | None) -> None:
         """Note chunks that have been passed on; what is without progress cannot be gone on from."""
@@ -55,8 +54,7 @@ class Transcript:
             if progress is UNSET:
                 self._has_gap = True
                 continue
-            if progress.token_ids:
-                self.execution = execution
+            self.execution = execution
             if self._created is None:
                 self._created = chunk.created
             choice = self._choices.get(progress.choice)

@@ -162,18 +162,18 @@ async def test_every_stream_goes_on_without_a_seam_when_its_replica_dies(after_b
         await until(lambda: all(replica.is_idle for replica in disturbed.replicas))
 
 
-async def test_a_stream_goes_on_whose_replica_dies_before_its_first_token() -> None:
-    path, body = REQUESTS[0]
+async def test_an_answer_begins_anew_whose_replica_dies_between_its_opening_and_first_token(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked = [REQUESTS[0]] * 2
     async with fleet() as undisturbed:
-        expected = await read(undisturbed.running, path, body)
-    async with fleet(num_registered=1) as disturbed:
-        running, (first, second) = disturbed.running, disturbed.cables
-        await read(running, path, body)  # The gateway fetches the tokenizer through the cable.
-        await disturbed.replicas[0].post("/reset_prefix_cache", {})
-        first.cut_after_event = b'"role":"assistant"'
-        reading = asyncio.create_task(read(running, path, body))
-        await register(running, "r1", second.url, disturbed.replicas[1])
-        assert (await reading).content == expected.content
+        expected = await read_all(undisturbed.running, asked)
+    async with fleet() as disturbed:
+        disturbed.cables[0].cut_after_event = b'"role":"assistant"'
+        answers = await read_all(disturbed.running, asked)
+        assert [a.content for a in answers] == [a.content for a in expected]
+    assert "attempt failed" in caplog.text
+    assert "cannot be resumed" not in caplog.text
 
 
 async def test_a_stream_that_nobody_can_take_over_waits_a_moment_for_a_place(
