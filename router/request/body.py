@@ -118,7 +118,7 @@ def read_body(body: bytes) -> tuple[Head, Fields]:
     except RecursionError:
         raise RequestError("invalid_request", "the body is nested too deeply") from None
     for name in FORBIDDEN:
-        if name in fields and fields[name] != b"null":
+        if name in fields and bytes(fields.pop(name)) != b"null":
             raise _invalid(name, "is set by the gateway; leave it out")
     if head.cache_salt == "":
         raise _invalid("cache_salt", "must not be empty")
@@ -164,7 +164,7 @@ def body_for_ours(
     }
     if not stream:
         sent["stream_interval"] = UNSEEN_INTERVAL
-    for name in ("cache_salt", "priority", *FORBIDDEN[1:]):
+    for name in ("cache_salt", "priority"):
         sent.pop(name, None)
     if prompts is not None:
         sent["prompt"] = prompts

@@ -7,6 +7,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
 from engine.frontend.openai import UNSEEN_INTERVAL
+from router.request.body import FORBIDDEN
 from tests.conditions import until
 from tests.router.running_gateway import (
     GLOBEX_KEY,
@@ -123,6 +124,14 @@ async def test_our_replicas_get_the_token_the_salt_a_seed_and_token_ids() -> Non
         assert extension["tenant"] == "acme"
         assert 0 <= extension["seed"] < 2**63
         assert len(extension["prompt_token_ids"]) > 0
+
+
+@pytest.mark.parametrize("name", FORBIDDEN)
+async def test_null_for_what_only_the_gateway_sets_says_nothing(name: str) -> None:
+    async with running_gateway(replicas=1) as running:
+        status, answer, _ = await running.post("/v1/chat/completions", chat("hi", **{name: None}))
+        assert status == 200, answer
+        assert {*FORBIDDEN} & {*running.replicas[0].bodies[-1]} == {"prefixfleet"}
 
 
 async def test_what_a_client_gets_whole_comes_in_fewer_chunks() -> None:
