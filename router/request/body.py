@@ -57,10 +57,7 @@ ALLOWED: dict[Endpoint, frozenset[str]] = {
     "completions": frozenset(f"{_SHARED} {_COMPLETION}".split()),
 }
 VLLM_ALLOWED = frozenset(_VLLM.split())
-_KNOWN = {
-    endpoint: allowed | VLLM_ALLOWED | _CONSUMED | frozenset(FORBIDDEN)
-    for endpoint, allowed in ALLOWED.items()
-}
+_KNOWN = {endpoint: allowed | VLLM_ALLOWED | _CONSUMED for endpoint, allowed in ALLOWED.items()}
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -151,10 +148,8 @@ def body_for_ours(
 ) -> bytes:
     """Make the body for a replica of ours: always a stream, always with usage.
 
-    One that the client gets whole comes in fewer chunks.
-
-    `prompts` replaces the prompts of a completion by their token ids where there are several; a
-    single one travels in the extension.
+    One that the client gets whole comes in fewer chunks. `prompts` replaces the prompts of a
+    completion by their token ids where there are several; a single one travels in the extension.
     """
     sent: dict[str, Any] = {
         **fields,

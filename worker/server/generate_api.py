@@ -91,9 +91,9 @@ async def _generate(
             generation, asked = await front.pool.run(prepare)
             request[REQUEST_ID] = generation.request_id
             choices, dp_rank = generation.choices, generation.dp_rank
-            running = ChoiceRunner(client, choices, dp_rank=dp_rank, interval=generation.interval)
+            runner = ChoiceRunner(client, choices, dp_rank=dp_rank, interval=generation.interval)
             with span("engine.generate", request_id=generation.request_id, choices=len(choices)):
-                async with running as runner:
+                async with runner:
                     exchange = _Exchange(front, generation, runner, started, asked)
                     return await exchange.answer(request)
     finally:

@@ -115,7 +115,7 @@ class Generation:
     @property
     def interval(self) -> int:
         """Tokens to take from the engine at a time: of a text with an end to be found, each."""
-        if self.choices and self.choices[0].request.sampling.stop:
+        if self.request.stop:
             return 1
         return self.request.stream_interval if self.request.stream else UNSEEN_INTERVAL
 
