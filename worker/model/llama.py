@@ -54,9 +54,10 @@ class KVCache:
 class LlamaModel:
     """Weights and forward pass of one model in one precision; immutable once loaded.
 
-    Steps of up to `compiled_rows` tokens run compiled, all if None; `in_pairs`: with the CPU's own
-    products of bfloat16, which all weights must be stored in. `tap`, if set, is given the
-    hidden states [tokens, hidden_size] of each step, before the last norm; none runs compiled then.
+    Steps of up to `compiled_rows` tokens run compiled, all if None; with `fine_channels` they use
+    the CPU's own products of bfloat16, which all weights must be stored in. `tap`, if set, is given
+    the hidden states [tokens, hidden_size] of each step, before the last norm; none runs compiled
+    then.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class LlamaModel:
         num_positions: int,
         dtype: torch.dtype,
         compiled_rows: int | None = 0,
-        in_pairs: bool = False,
+        fine_channels: torch.Tensor | None = None,
     ) -> None:
         self.config = config
         self._dtype = dtype
@@ -82,7 +83,7 @@ class LlamaModel:
         self._rotary = rotary_table(
             config.rope, head_dim=config.head_dim, num_positions=num_positions
         )
-        self._in_pairs = in_pairs
+        self._fine_channels = fine_channels
         self._compiled_rows = compiled_rows
         self._compiled = None if compiled_rows == 0 else self._compile()
 
@@ -111,7 +112,7 @@ class LlamaModel:
             final_norm=self._final_norm,
             head=self._head,
             rotary=self._rotary,
-            in_pairs=self._in_pairs,
+            fine_channels=self._fine_channels,
         )
 
     def forward(

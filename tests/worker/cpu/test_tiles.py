@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from worker.cpu.compiled.forward import panels_of
-from worker.cpu.compiled.pair_tiles import PANEL_SHAPES, ROUND, TURN, ZIP
+from worker.cpu.compiled.pair_tiles import PANEL_SHAPES, ROUND, SPLIT, TURN, ZIP
 from worker.cpu.compiled.products import FLOAT8
 from worker.cpu.compiled.tile_library import tile_addresses
 from worker.cpu.compiled.tiles import (
@@ -175,6 +175,17 @@ def test_rows_are_rounded_to_the_nearest_even_and_no_number_stays_none() -> None
     out = torch.zeros(2 * LANES, dtype=torch.bfloat16)
     call(PAIRS + ROUND, numbers.data_ptr(), len(numbers), out.data_ptr())
     torch.testing.assert_close(out, numbers.bfloat16(), rtol=0, atol=0, equal_nan=True)
+
+
+@needs_pairs
+def test_what_rounding_leaves_over_may_take_the_place_of_the_numbers() -> None:
+    numbers = torch.from_numpy(normal(3 * LANES))
+    rounded = numbers.bfloat16()
+    left = (numbers - rounded.float()).bfloat16()
+    out = torch.zeros_like(rounded)
+    call(PAIRS + SPLIT, numbers.data_ptr(), len(numbers), out.data_ptr(), numbers.data_ptr())
+    assert torch.equal(out, rounded)
+    assert torch.equal(numbers.view(torch.bfloat16)[: len(left)], left)
 
 
 @needs_pairs

@@ -34,7 +34,7 @@ from worker.cpu.compiled.sizes import (
     STREAMS,
     TILE_FLOATS,
 )
-from worker.cpu.compiled.step_record import LAYER, PLACE, PRODUCTS, STEP
+from worker.cpu.compiled.step_record import LAYER, NORMED, PLACE, PRODUCTS, STEP
 from worker.cpu.compiled.tile_library import tile_addresses
 from worker.cpu.compiled.tiles import STORAGES
 from worker.cpu.compiled.vector_code import LANES, MULTIPLIES_PAIRS, Storage
@@ -114,10 +114,11 @@ class CompiledForward:
         final_norm: torch.Tensor,
         head: torch.Tensor,
         rotary: torch.Tensor,
-        in_pairs: bool,
+        fine_channels: torch.Tensor | None,
     ) -> None:
+        """Multiply pairs of bfloat16 if `fine_channels` are given, those of each norm in order."""
         self._config = config
-        self._in_pairs = in_pairs
+        self._in_pairs = fine_channels is not None
         self._run = compiled_step()
         self._tiles = tile_addresses(kernel_folder())
         self._crew = Crew(torch.get_num_threads())
@@ -131,8 +132,13 @@ class CompiledForward:
         self._vocab_size = len(head)
         self._logits = np.empty((FEW_TOKENS, len(head)), np.float32)
         self._singles = _singles(FEW_TOKENS)
-        self._panels = _room_for_panels(layers, head) if in_pairs else None
-        self._layers = np.array([self._addresses(layer) for layer in layers], np.int64)
+        if fine_channels is None:
+            fine_channels = torch.zeros(2 * len(layers) + 1, 0, dtype=torch.int64)
+        self._num_fine = fine_channels.shape[1]
+        self._panels = _room_for_panels(layers, head, self._num_fine) if self._in_pairs else None
+        fine = fine_channels[:-1].view(len(layers), 2, self._num_fine)
+        addresses = [self._addresses(*each) for each in zip(layers, fine, strict=True)]
+        self._layers = np.array(addresses, np.int64)
         self._set(
             num_layers=len(layers),
             hidden_size=config.hidden_size,
@@ -142,12 +148,14 @@ class CompiledForward:
             head_dim=config.head_dim,
             vocab_size=len(head),
             ends_are_half=head.dtype == torch.bfloat16,
-            in_pairs=in_pairs,
+            in_pairs=self._in_pairs,
+            fine_channels=self._address_of("fine_channels", fine_channels),
+            num_fine=self._num_fine,
             storage=_storage_of(layers[0]),
             layers=self._layers.ctypes.data,
             embedding=self._address_of("embedding", embedding),
             final_norm=self._address_of("final_norm", final_norm),
-            head=self._address_of("head", self._laid_out(head)),
+            head=self._address_of("head", self._laid_out(head, fine_channels[-1])),
             rotary=self._address_of("rotary", rotary),
             num_positions=rotary.shape[1],
             num_parts=self._num_parts,
@@ -264,7 +272,8 @@ class CompiledForward:
         attended = config.num_heads * head_dim
         chunk = int(self._record["chunk"][0])
         scratch = TILE_FLOATS + PANEL * max(config.hidden_size, inner, attended)
-        scratch += FEW_TOKENS * config.hidden_size
+        normed = config.hidden_size + self._num_fine
+        scratch += FEW_TOKENS * normed
         rows = self._query_rows
         attention = rows * (2 * head_dim + chunk + 2) + TILE_FLOATS
         # What paged_pairs has besides, two to a float.
@@ -275,7 +284,7 @@ class CompiledForward:
         scratch = _whole_lines(scratch + max(attention, beside)) + _LINE_FLOATS
         sizes = {
             "hidden": num_tokens * config.hidden_size,
-            "normed": num_tokens * config.hidden_size,
+            "normed": num_tokens * normed,
             "qkv": num_tokens * (attended + 2 * config.num_kv_heads * head_dim),
             "attended": num_tokens * attended,
             "gated": num_tokens * inner,
@@ -302,8 +311,9 @@ class CompiledForward:
             buffer = self._buffers[name] = np.empty(size, np.float32)
         return buffer.ctypes.data
 
-    def _addresses(self, layer: LayerWeights) -> list[int]:
-        """Return a row of `layers`."""
+    def _addresses(self, layer: LayerWeights, fine_channels: torch.Tensor) -> list[int]:
+        """Return a row of `layers`; fine_channels are those of its two norms."""
+        fine = dict(zip(NORMED, fine_channels, strict=True))
         tensors: dict[str, torch.Tensor | None] = {
             "input_norm": layer.input_norm,
             "post_norm": layer.post_norm,
@@ -314,12 +324,16 @@ class CompiledForward:
             if isinstance(weight, EightBitWeight):
                 tensors |= {name: weight.values, f"{name}_scales": weight.scales}
             else:
-                tensors |= {name: self._laid_out(weight), f"{name}_scales": None}
+                tensors |= {name: self._laid_out(weight, fine.get(name)), f"{name}_scales": None}
         return [self._address_of(name, tensors[name]) for name in LAYER]
 
-    def _laid_out(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return a weight as products read it."""
-        return weight if self._panels is None else self._panels.place(panels_of(weight))
+    def _laid_out(self, weight: torch.Tensor, fine: torch.Tensor | None) -> torch.Tensor:
+        """Return a weight as products read it, some channels once more at the end of its depth."""
+        if self._panels is None:
+            return weight
+        if fine is not None:
+            weight = torch.cat((weight, weight[:, fine]), dim=1)
+        return self._panels.place(panels_of(weight))
 
     def _address_of(self, name: str, tensor: torch.Tensor | None) -> int:
         """Return where a tensor lies, made contiguous; what is added or scaled by in float32."""
@@ -338,9 +352,13 @@ def panels_of(weight: torch.Tensor) -> torch.Tensor:
     return weight.view(columns // LANES, LANES, depth // 2, 2).transpose(1, 2)
 
 
-def _room_for_panels(layers: Sequence[LayerWeights], head: torch.Tensor) -> WeightMemory:
+def _room_for_panels(
+    layers: Sequence[LayerWeights], head: torch.Tensor, num_fine: int
+) -> WeightMemory:
     products = [getattr(layer, name) for layer in layers for name in PRODUCTS]
+    normed = [getattr(layer, name) for layer in layers for name in NORMED]
     num_bytes = sum(weight.nbytes for weight in (*products, head))
+    num_bytes += sum(len(weight) * num_fine * weight.itemsize for weight in (*normed, head))
     return WeightMemory(num_bytes, num_tensors=len(products) + 1)
 
 

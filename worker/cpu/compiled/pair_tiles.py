@@ -29,7 +29,8 @@ PANEL_SHAPES = ((6, 4), (6, 1), (4, 4), (4, 1), (2, 4), (2, 1), (1, 4), (1, 1))
 """Rows, and panels, of the tiles that multiply."""
 
 ROUND = 2 * len(PANEL_SHAPES)
-ZIP = ROUND + 1
+SPLIT = ROUND + 1
+ZIP = SPLIT + 1
 TURN = ZIP + 1
 NUM_PAIR_TILES = TURN + 1
 """Where each kind begins in the order of `pair_tiles`: panel tiles that set, then that add."""
@@ -43,7 +44,7 @@ Body = Callable[[Builder, Sequence[Value]], None]
 def pair_tiles() -> list[tuple[int, Body]]:
     """Return every tile with the number of its arguments, in order."""
     panels = [(8, panel_tile(r, v, adds)) for adds in (False, True) for r, v in PANEL_SHAPES]
-    return [*panels, (3, round_row), (4, zip_rows), (4, turn_rows)]
+    return [*panels, (3, round_row), (4, split_row), (4, zip_rows), (4, turn_rows)]
 
 
 def panel_tile(num_rows: int, num_panels: int, adds: bool) -> Body:
@@ -85,6 +86,24 @@ def round_row(builder: Builder, args: Sequence[Value]) -> None:
     def step(k: Value) -> None:
         value = load(builder, builder.add(numbers, builder.mul(k, size(_FLOAT_BYTES))))
         store_half(builder, value, builder.add(out, builder.mul(k, size(_HALF_BYTES))))
+
+    loop_over(builder, count, LANES, step)
+
+
+def split_row(builder: Builder, args: Sequence[Value]) -> None:
+    """Write f(numbers, count, out, rest): out as round_row has it, rest what that left over.
+
+    The rest is rounded too, and may take the place of the numbers.
+    """
+    numbers, count, out, rest = args
+
+    def step(k: Value) -> None:
+        offset = builder.mul(k, size(_HALF_BYTES))
+        place = builder.add(out, offset)
+        value = load(builder, builder.add(numbers, builder.mul(k, size(_FLOAT_BYTES))))
+        store_half(builder, value, place)
+        left = builder.fsub(value, load(builder, place, "bfloat16"))
+        store_half(builder, left, builder.add(rest, offset))
 
     loop_over(builder, count, LANES, step)
 

@@ -6,9 +6,12 @@ so it does not depend on the rows beside it.
 
 from __future__ import annotations
 
-from worker.cpu.compiled.calls import call3, call8
+import numpy as np
+from numba import carray
+
+from worker.cpu.compiled.calls import call3, call4, call8, pointer
 from worker.cpu.compiled.inner import inner
-from worker.cpu.compiled.pair_tiles import PANEL_SHAPES, ROUND
+from worker.cpu.compiled.pair_tiles import PANEL_SHAPES, ROUND, SPLIT
 from worker.cpu.compiled.tiles import PAIRS
 from worker.cpu.compiled.vector_code import LANES
 
@@ -68,3 +71,18 @@ def _highest(num_rows):  # type: ignore[no-untyped-def]
 def round_to_half(numbers, count, out, tiles):  # type: ignore[no-untyped-def]
     """Write `count` float32 numbers to an address in bfloat16; both are addresses."""
     call3(tiles[PAIRS + ROUND], numbers, count, out)
+
+
+@inner
+def round_finely(numbers, channels, out, tiles):  # type: ignore[no-untyped-def]
+    """Write an array to an address in bfloat16, and behind it what that lost of some channels.
+
+    The array is overwritten.
+    """
+    count, num_fine = numbers.shape[0], channels.shape[0]
+    start = numbers.ctypes.data
+    call4(tiles[PAIRS + SPLIT], start, count, out, start)
+    rest = carray(pointer(start), (count,), np.uint16)
+    fine = carray(pointer(out + count * 2), (num_fine,), np.uint16)
+    for i in range(num_fine):
+        fine[i] = rest[channels[i]]

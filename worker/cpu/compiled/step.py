@@ -15,7 +15,12 @@ from worker.cpu.compiled.crew_code import finish, next_unit
 from worker.cpu.compiled.inner import inner
 from worker.cpu.compiled.paged import attend
 from worker.cpu.compiled.paged_pairs import attend_pairs
-from worker.cpu.compiled.pairs import multiply_panels, pair_streams, round_to_half
+from worker.cpu.compiled.pairs import (
+    multiply_panels,
+    pair_streams,
+    round_finely,
+    round_to_half,
+)
 from worker.cpu.compiled.products import item_bytes, multiply, streams_for
 from worker.cpu.compiled.rows import add, embed, normalize, rotate, store
 from worker.cpu.compiled.sizes import (
@@ -47,6 +52,7 @@ def run(step, thread):  # type: ignore[no-untyped-def]
     layers = _integers(step.layers, (step.num_layers, _COLUMNS))
     scratch = _thread_scratch(step, thread)
     hidden, inner_size = step.hidden_size, step.inner_size
+    normed = hidden + step.num_fine
     heads = step.num_heads * step.head_dim
     fused = heads + 2 * step.num_kv_heads * step.head_dim
     # Numbers by type: numba would compile a version of each function for each literal.
@@ -55,14 +61,14 @@ def run(step, thread):  # type: ignore[no-untyped-def]
     stage = np.int64(FIRST_STAGES)
     for layer in range(step.num_layers):
         own = layers[layer]
-        x = _norm(step, stage, own[_INPUT_NORM], scratch)
-        _project(step, stage + 1, own, _QKV, x, hidden, fused, step.qkv, zero, scratch)
+        x = _norm(step, stage, (own[_INPUT_NORM], 2 * layer), scratch)
+        _project(step, stage + 1, own, _QKV, x, normed, fused, step.qkv, zero, scratch)
         if not step.is_decode:
             _rotate_and_store(step, stage + 2, layer, own[_QKV_BIAS], thread)
         _attend(step, stage + 3, layer, own[_QKV_BIAS], scratch)
         x = step.attended
         _project(step, stage + 4, own, _OUT, x, heads, hidden, step.hidden, one, scratch)
-        x = _norm(step, stage + 5, own[_POST_NORM], scratch)
+        x = _norm(step, stage + 5, (own[_POST_NORM], 2 * layer + 1), scratch)
         _gate_up(step, stage + 6, own, x, scratch)
         x = step.gated
         _project(step, stage + 7, own, _DOWN, x, inner_size, hidden, step.hidden, one, scratch)
@@ -71,7 +77,7 @@ def run(step, thread):  # type: ignore[no-untyped-def]
         x = _norm_rows(step, stage, scratch)
         weight = step.head, step.ends_are_half, zero
         out = step.logits, zero
-        _product(step, stage + 1, x, hidden, step.num_rows, weight, step.vocab_size, out, scratch)
+        _product(step, stage + 1, x, normed, step.num_rows, weight, step.vocab_size, out, scratch)
 
 
 @inner
@@ -101,7 +107,8 @@ def _thread_scratch(step, thread):  # type: ignore[no-untyped-def]
     tile = _floats(start, (TILE_FLOATS,))
     panel = _floats(start + TILE_FLOATS * 4, (PANEL * depth,))
     normed = start + TILE_FLOATS * 4 + PANEL * depth * 4
-    return (tile, panel), normed, normed + FEW_TOKENS * step.hidden_size * 4, thread
+    rest = normed + FEW_TOKENS * (step.hidden_size + step.num_fine) * 4
+    return (tile, panel), normed, rest, thread
 
 
 @inner
@@ -119,23 +126,23 @@ def _embed(step, stage, thread):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _norm(step, stage, weight, scratch):  # type: ignore[no-untyped-def]
+def _norm(step, stage, norm, scratch):  # type: ignore[no-untyped-def]
     """Return the address of the norms of hidden; of few tokens, every thread has its own.
 
+    norm is (address of its weight, which of the model's norms it is).
     A thread that comes late may read what a later stage writes, but then it finds no unit that
     would need its norms.
     """
     hidden = _floats(step.hidden, (step.num_tokens, step.hidden_size))
-    weights = _floats(weight, (step.hidden_size,))
     if step.num_tokens <= FEW_TOKENS:
         for token in range(step.num_tokens):
-            _norm_row(step, hidden[token], weights, scratch[1], token, scratch)
+            _norm_row(step, hidden[token], norm, scratch[1], token, scratch)
         return scratch[1]
     num_units, done = _units(step.num_tokens, np.int64(_TOKENS)), 0
     turn, unit = next_unit(step, stage, scratch[3], 0, num_units)
     while unit < num_units:
         for token in range(unit * _TOKENS, min((unit + 1) * _TOKENS, step.num_tokens)):
-            _norm_row(step, hidden[token], weights, step.normed, token, scratch)
+            _norm_row(step, hidden[token], norm, step.normed, token, scratch)
         done += 1
         turn, unit = next_unit(step, stage, scratch[3], turn, num_units)
     finish(step, stage, done, num_units)
@@ -143,14 +150,17 @@ def _norm(step, stage, weight, scratch):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _norm_row(step, row, weights, normed, place, scratch):  # type: ignore[no-untyped-def]
+def _norm_row(step, row, norm, normed, place, scratch):  # type: ignore[no-untyped-def]
     """Write the norm of a row to row `place` at an address, as products want it."""
-    width = step.hidden_size
-    out = normed + place * width * _item_bytes(step)
+    weight, number = norm
+    width, num_fine = step.hidden_size, step.num_fine
+    weights = _floats(weight, (width,))
+    out = normed + place * (width + num_fine) * _item_bytes(step)
     if step.in_pairs:
+        channels = _integers(step.fine_channels + number * num_fine * 8, (num_fine,))
         wide = scratch[0][1][:width]
         normalize(row, weights, step.eps, wide)
-        round_to_half(wide.ctypes.data, width, out, _integers(step.tiles, (NUM_TILES,)))
+        round_finely(wide, channels, out, _integers(step.tiles, (NUM_TILES,)))
     else:
         normalize(row, weights, step.eps, _floats(out, (width,)))
 
@@ -389,7 +399,8 @@ def _attend_segment(step, layer, first, count, kv_head, buffers):  # type: ignor
 @inner
 def _gate_up(step, stage, layer, x, scratch):  # type: ignore[no-untyped-def]
     """Set gated to silu(gate) * up; gates are the first inner_size columns of the weight."""
-    tokens, inner_size, depth = step.num_tokens, step.inner_size, step.hidden_size
+    tokens, inner_size = step.num_tokens, step.inner_size
+    depth = step.hidden_size + step.num_fine
     weight = layer[_GATE_UP], step.storage, layer[_GATE_UP + _SCALES_BEHIND]
     streams, apart, segment = _streams(step, tokens, inner_size)
     segment, adds = max(segment, np.int64(LANES)), np.int64(0)
@@ -435,16 +446,16 @@ def _put_gated(step, first, num_rows, column, part, found):  # type: ignore[no-u
 def _norm_rows(step, stage, scratch):  # type: ignore[no-untyped-def]
     """Return the address of the final norms of the tokens that are sampled, as _norm does."""
     hidden = _floats(step.hidden, (step.num_tokens, step.hidden_size))
-    weights = _floats(step.final_norm, (step.hidden_size,))
+    norm = step.final_norm, 2 * step.num_layers
     rows = _integers(step.rows, (step.num_rows,))
     if step.num_rows <= FEW_TOKENS:
         for row in range(step.num_rows):
-            _norm_row(step, hidden[rows[row]], weights, scratch[1], row, scratch)
+            _norm_row(step, hidden[rows[row]], norm, scratch[1], row, scratch)
         return scratch[1]
     num_units, done = step.num_rows, 0
     turn, unit = next_unit(step, stage, scratch[3], 0, num_units)
     while unit < num_units:
-        _norm_row(step, hidden[rows[unit]], weights, step.normed, unit, scratch)
+        _norm_row(step, hidden[rows[unit]], norm, step.normed, unit, scratch)
         done += 1
         turn, unit = next_unit(step, stage, scratch[3], turn, num_units)
     finish(step, stage, done, num_units)

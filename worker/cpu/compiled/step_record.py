@@ -18,6 +18,8 @@ _MODEL = (
     "vocab_size",
     "ends_are_half",  # 1: embedding and head in bfloat16
     "in_pairs",  # 1: products of bfloat16 pairs, weights in panels; see pair_tiles.py
+    "fine_channels",  # [2 * num_layers + 1, num_fine] of each norm in order
+    "num_fine",
     "storage",  # of the layers' products, an index into tiles.STORAGES
     "layers",  # [num_layers, len(LAYER)] addresses
     "embedding",  # [vocab_size, hidden_size]
@@ -50,7 +52,7 @@ _STEP = (
 )
 _BUFFERS = (
     "hidden",  # [num_tokens, hidden_size]
-    "normed",  # [num_tokens, hidden_size]
+    "normed",  # [num_tokens, hidden_size + num_fine]
     "qkv",  # [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
     "attended",  # [num_tokens, num_heads * head_dim]
     "gated",  # [num_tokens, inner_size]
@@ -68,6 +70,8 @@ STEP = np.dtype(
 )
 
 PRODUCTS = ("qkv", "out", "gate_up", "down")
+NORMED = ("qkv", "gate_up")
+"""Those of a layer, and those of them that multiply norms."""
 
 PLACE = {name: place for place, name in enumerate(STEP.names or ())}
 """Where each field stands: all are eight bytes wide."""
