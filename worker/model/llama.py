@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from worker.cpu.attention import AttentionPlan, PlainPlan, paged_attention, plain_plan
+from worker.cpu.hadamard import HADAMARD_SIZE, hadamard
 from worker.cpu.linear import Weight, linear
 from worker.model.config import ModelConfig
 from worker.model.lora import NO_ADAPTERS, BatchAdapters
@@ -163,6 +164,9 @@ class LlamaModel:
         fused = adapters.add(index, "qkv", x, linear(x, layer.qkv, layer.qkv_bias))
         qkv = fused.view(len(x), -1, config.head_dim)
         rotated = apply_rotary(qkv[:, : heads + kv_heads], cos, sin)
+        if self._fine_channels is not None:  # As compiled steps write and read the cache.
+            rotated = hadamard(rotated)
+            rotated[:, :heads] /= HADAMARD_SIZE
         cache.write(index, plan.slots, rotated[:, heads:], qkv[:, heads + kv_heads :])
         query = rotated[:, :heads]
         attended = paged_attention(query, cache.keys[index], cache.values[index], plan).flatten(1)

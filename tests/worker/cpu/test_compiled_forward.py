@@ -85,6 +85,20 @@ def test_logits_equal_those_of_plain_operations(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_plain_steps_read_what_compiled_ones_wrote_and_the_reverse(
+    tmp_path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_tiny_model(tmp_path, **WIDE)
+    store_in_bfloat16(folder)
+    model, sizes = load(folder, dtype, compiled=True), [40, 30, 50, 30]
+    expected = logits_of(model, empty_cache(model), sizes)
+    turns = iter([True, False] * 2)
+    monkeypatch.setattr(model, "_suits", lambda *_: next(turns))
+    error = logits_of(model, empty_cache(model), sizes) - expected
+    assert error.std() < expected.std() * (0.05 if dtype == torch.bfloat16 else 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_however_a_prompt_is_cut_its_logits_and_its_kv_are_the_same_bits(
     tmp_path: Path, dtype: torch.dtype
 ) -> None:

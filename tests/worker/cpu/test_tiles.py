@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from worker.cpu.compiled.forward import panels_of
-from worker.cpu.compiled.pair_tiles import PANEL_SHAPES, ROUND, SPLIT, TURN, ZIP
+from worker.cpu.compiled.pair_tiles import HADAMARD, PANEL_SHAPES, ROUND, SPLIT, TURN, ZIP
 from worker.cpu.compiled.products import FLOAT8
 from worker.cpu.compiled.tile_library import tile_addresses
 from worker.cpu.compiled.tiles import (
@@ -26,6 +26,7 @@ from worker.cpu.compiled.tiles import (
     STORAGES,
 )
 from worker.cpu.compiled.vector_code import LANES, MULTIPLIES_PAIRS, Storage
+from worker.cpu.hadamard import HADAMARD_SIZE, hadamard
 
 Array = npt.NDArray[np.float32]
 RNG = np.random.default_rng(0)
@@ -186,6 +187,14 @@ def test_what_rounding_leaves_over_may_take_the_place_of_the_numbers() -> None:
     call(PAIRS + SPLIT, numbers.data_ptr(), len(numbers), out.data_ptr(), numbers.data_ptr())
     assert torch.equal(out, rounded)
     assert torch.equal(numbers.view(torch.bfloat16)[: len(left)], left)
+
+
+@needs_pairs
+def test_neighbours_are_transformed_as_in_plain_operations() -> None:
+    numbers = normal(3 * HADAMARD_SIZE)
+    expected = hadamard(torch.from_numpy(numbers))
+    call(PAIRS + HADAMARD, numbers.ctypes.data, len(numbers), numbers.ctypes.data)
+    torch.testing.assert_close(torch.from_numpy(numbers), expected, rtol=1e-5, atol=1e-5)
 
 
 @needs_pairs

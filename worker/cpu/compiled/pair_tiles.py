@@ -14,6 +14,7 @@ from worker.cpu.compiled.vector_code import (
     LANES,
     Builder,
     Value,
+    hadamard,
     load,
     load_pair_everywhere,
     load_pairs,
@@ -24,13 +25,15 @@ from worker.cpu.compiled.vector_code import (
     transposed,
     zip_halves,
 )
+from worker.cpu.hadamard import HADAMARD_SIZE
 
 PANEL_SHAPES = ((6, 4), (6, 1), (4, 4), (4, 1), (2, 4), (2, 1), (1, 4), (1, 1))
 """Rows, and panels, of the tiles that multiply."""
 
 ROUND = 2 * len(PANEL_SHAPES)
 SPLIT = ROUND + 1
-ZIP = SPLIT + 1
+HADAMARD = SPLIT + 1
+ZIP = HADAMARD + 1
 TURN = ZIP + 1
 NUM_PAIR_TILES = TURN + 1
 """Where each kind begins in the order of `pair_tiles`: panel tiles that set, then that add."""
@@ -44,7 +47,8 @@ Body = Callable[[Builder, Sequence[Value]], None]
 def pair_tiles() -> list[tuple[int, Body]]:
     """Return every tile with the number of its arguments, in order."""
     panels = [(8, panel_tile(r, v, adds)) for adds in (False, True) for r, v in PANEL_SHAPES]
-    return [*panels, (3, round_row), (4, split_row), (4, zip_rows), (4, turn_rows)]
+    rows = [(3, round_row), (4, split_row), (3, hadamard_row), (4, zip_rows), (4, turn_rows)]
+    return [*panels, *rows]
 
 
 def panel_tile(num_rows: int, num_panels: int, adds: bool) -> Body:
@@ -106,6 +110,26 @@ def split_row(builder: Builder, args: Sequence[Value]) -> None:
         store_half(builder, left, builder.add(rest, offset))
 
     loop_over(builder, count, LANES, step)
+
+
+def hadamard_row(builder: Builder, args: Sequence[Value]) -> None:
+    """Write f(numbers, count, out): the Walsh-Hadamard transform of each HADAMARD_SIZE numbers.
+
+    It multiplies lengths by the root of HADAMARD_SIZE. out may be where the numbers are.
+    """
+    numbers, count, out = args
+
+    def step(k: Value) -> None:
+        offset = builder.mul(k, size(_FLOAT_BYTES))
+        base, target = builder.add(numbers, offset), builder.add(out, offset)
+        num_vectors, apart = HADAMARD_SIZE // LANES, size(LANES)
+        places = starts(builder, base, apart, num_vectors, _FLOAT_BYTES)
+        results = starts(builder, target, apart, num_vectors, _FLOAT_BYTES)
+        vectors = hadamard(builder, [load(builder, place) for place in places])
+        for vector, result in zip(vectors, results, strict=True):
+            store(builder, vector, result)
+
+    loop_over(builder, count, HADAMARD_SIZE, step)
 
 
 def zip_rows(builder: Builder, args: Sequence[Value]) -> None:

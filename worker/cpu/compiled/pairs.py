@@ -11,7 +11,7 @@ from numba import carray
 
 from worker.cpu.compiled.calls import call3, call4, call8, pointer
 from worker.cpu.compiled.inner import inner
-from worker.cpu.compiled.pair_tiles import PANEL_SHAPES, ROUND, SPLIT
+from worker.cpu.compiled.pair_tiles import HADAMARD, PANEL_SHAPES, ROUND, SPLIT
 from worker.cpu.compiled.tiles import PAIRS
 from worker.cpu.compiled.vector_code import LANES
 
@@ -71,6 +71,13 @@ def _highest(num_rows):  # type: ignore[no-untyped-def]
 def round_to_half(numbers, count, out, tiles):  # type: ignore[no-untyped-def]
     """Write `count` float32 numbers to an address in bfloat16; both are addresses."""
     call3(tiles[PAIRS + ROUND], numbers, count, out)
+
+
+@inner
+def transform(rows, tiles):  # type: ignore[no-untyped-def]
+    """Transform contiguous rows in place, see pair_tiles.hadamard_row."""
+    start = rows.ctypes.data
+    call3(tiles[PAIRS + HADAMARD], start, rows.size, start)
 
 
 @inner

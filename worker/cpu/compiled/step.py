@@ -20,6 +20,7 @@ from worker.cpu.compiled.pairs import (
     pair_streams,
     round_finely,
     round_to_half,
+    transform,
 )
 from worker.cpu.compiled.products import item_bytes, multiply, streams_for
 from worker.cpu.compiled.rows import add, embed, normalize, rotate, store
@@ -36,6 +37,7 @@ from worker.cpu.compiled.sizes import (
 from worker.cpu.compiled.step_record import LAYER
 from worker.cpu.compiled.tiles import NUM_TILES, SILU
 from worker.cpu.compiled.vector_code import LANES
+from worker.cpu.hadamard import HADAMARD_SIZE
 
 _TOKENS = 4
 """Tokens per unit of the stages that go token by token."""
@@ -286,6 +288,8 @@ def _finish_head(step, layer, token, kv_head, bias):  # type: ignore[no-untyped-
     rotary = _floats(step.rotary, (2, step.num_positions, head_dim // 2))
     cos, sin = rotary[0, position], rotary[1, position]
     scale = np.float32(1.0 / np.sqrt(np.float64(head_dim)))
+    if step.in_pairs:
+        scale /= np.float32(HADAMARD_SIZE)
     if bias:
         offsets = _floats(bias, (all_heads, head_dim))
         for h in range(kv_head * group, (kv_head + 1) * group):
@@ -297,6 +301,11 @@ def _finish_head(step, layer, token, kv_head, bias):  # type: ignore[no-untyped-
         for d in range(head_dim):
             heads[h, d] *= scale
     rotate(heads[key], cos, sin)
+    if step.in_pairs:
+        # Their products stay, but what rounding adds to these no longer grows with a few channels.
+        tiles = _integers(step.tiles, (NUM_TILES,))
+        transform(heads[kv_head * group : (kv_head + 1) * group], tiles)
+        transform(heads[key : key + 1], tiles)
     size = 2 if step.cache_is_half else 4
     at = _place(step, layer, token, position) + kv_head * head_dim * size
     store(heads[key], step.keys + at, step.cache_is_half)

@@ -165,6 +165,24 @@ def transposed(builder: Builder, vectors: Sequence[Value]) -> list[Value]:
     return level
 
 
+def hadamard(builder: Builder, vectors: Sequence[Value]) -> list[Value]:
+    """Return the Walsh-Hadamard transform of all lanes of 2**n vectors, in Sylvester's order."""
+    level, step = list(vectors), 1
+    while step < LANES:
+        signs = ir.Constant(VECTOR, [-1.0 if i & step else 1.0 for i in range(LANES)])
+        others = [i ^ step for i in range(LANES)]
+        level = [fma(builder, v, signs, _shuffle(builder, v, v, others)) for v in level]
+        step *= 2
+    step = 1
+    while step < len(level):
+        for i in range(len(level)):
+            if not i & step:
+                a, b = level[i], level[i | step]
+                level[i], level[i | step] = builder.fadd(a, b), builder.fsub(a, b)
+        step *= 2
+    return level
+
+
 def greatest(builder: Builder, vector: Value) -> Value:
     """Return a vector's largest number in every lane; what is no number is passed over."""
     step = 1
