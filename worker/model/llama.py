@@ -22,6 +22,7 @@ from worker.model.rotary import apply_rotary, rotary_table
 
 if TYPE_CHECKING:
     from worker.cpu.compiled.forward import CompiledForward
+    from worker.model.calibration import Calibration
 
 
 @dataclass(slots=True, frozen=True)
@@ -55,7 +56,7 @@ class KVCache:
 class LlamaModel:
     """Weights and forward pass of one model in one precision; immutable once loaded.
 
-    Steps of up to `compiled_rows` tokens run compiled, all if None; with `fine_channels` they use
+    Steps of up to `compiled_rows` tokens run compiled, all if None; with a `calibration` they use
     the CPU's own products of bfloat16, which all weights must be stored in. `tap`, if set, is given
     the hidden states [tokens, hidden_size] of each step, before the last norm; none runs compiled
     then.
@@ -72,7 +73,7 @@ class LlamaModel:
         num_positions: int,
         dtype: torch.dtype,
         compiled_rows: int | None = 0,
-        fine_channels: torch.Tensor | None = None,
+        calibration: Calibration | None = None,
     ) -> None:
         self.config = config
         self._dtype = dtype
@@ -84,7 +85,7 @@ class LlamaModel:
         self._rotary = rotary_table(
             config.rope, head_dim=config.head_dim, num_positions=num_positions
         )
-        self._fine_channels = fine_channels
+        self._calibration = calibration
         self._compiled_rows = compiled_rows
         self._compiled = None if compiled_rows == 0 else self._compile()
 
@@ -113,7 +114,7 @@ class LlamaModel:
             final_norm=self._final_norm,
             head=self._head,
             rotary=self._rotary,
-            fine_channels=self._fine_channels,
+            calibration=self._calibration,
         )
 
     def forward(
@@ -164,9 +165,10 @@ class LlamaModel:
         fused = adapters.add(index, "qkv", x, linear(x, layer.qkv, layer.qkv_bias))
         qkv = fused.view(len(x), -1, config.head_dim)
         rotated = apply_rotary(qkv[:, : heads + kv_heads], cos, sin)
-        if self._fine_channels is not None:  # As compiled steps write and read the cache.
+        if self._calibration is not None:  # As compiled steps write and read the cache.
             rotated = hadamard(rotated)
             rotated[:, :heads] /= HADAMARD_SIZE
+            rotated[:, heads:] += self._calibration.key_offsets[index]
         cache.write(index, plan.slots, rotated[:, heads:], qkv[:, heads + kv_heads :])
         query = rotated[:, :heads]
         attended = paged_attention(query, cache.keys[index], cache.values[index], plan).flatten(1)

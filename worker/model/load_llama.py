@@ -11,10 +11,10 @@ import torch
 
 from worker.cpu.compiled.choose import runs_compiled, runs_in_pairs
 from worker.cpu.machine import has_matrix_bfloat16, has_native_bfloat16
+from worker.model.calibration import calibrate
 from worker.model.config import ModelConfig
 from worker.model.decoder import DecoderLayer, FeedForward
 from worker.model.eight_bit_layers import eight_bit_layers
-from worker.model.fine_channels import fine_channels
 from worker.model.llama import Layer, LlamaModel
 from worker.model.load_decoder import load_ends, load_layers
 from worker.model.quantized_source import QuantizedSource, open_weights
@@ -66,9 +66,9 @@ def load_llama(
     is_half = dtype == stored == torch.bfloat16 and kept is None
     in_pairs = compiled and is_half and runs_in_pairs(config)
     compiled_rows = _compiled_rows(dtype, in_pairs=in_pairs, deterministic=deterministic)
-    fine = None
+    calibration = None
     if in_pairs:
-        fine = fine_channels(
+        calibration = calibrate(
             config,
             embedding=embedding,
             layers=layers,
@@ -84,7 +84,7 @@ def load_llama(
         num_positions=num_positions,
         dtype=dtype,
         compiled_rows=compiled_rows if compiled else 0,
-        fine_channels=fine,
+        calibration=calibration,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,9 @@ from worker.cpu.eight_bit import EightBitWeight
 from worker.cpu.linear import Weight
 from worker.model.config import ModelConfig
 from worker.model.weight_memory import WeightMemory
+
+if TYPE_CHECKING:
+    from worker.model.calibration import Calibration
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -114,11 +117,11 @@ class CompiledForward:
         final_norm: torch.Tensor,
         head: torch.Tensor,
         rotary: torch.Tensor,
-        fine_channels: torch.Tensor | None,
+        calibration: Calibration | None,
     ) -> None:
-        """Multiply pairs of bfloat16 if `fine_channels` are given, those of each norm in order."""
+        """Multiply pairs of bfloat16 if there is a `calibration`."""
         self._config = config
-        self._in_pairs = fine_channels is not None
+        self._in_pairs = calibration is not None
         self._run = compiled_step()
         self._tiles = tile_addresses(kernel_folder())
         self._crew = Crew(torch.get_num_threads())
@@ -132,12 +135,14 @@ class CompiledForward:
         self._vocab_size = len(head)
         self._logits = np.empty((FEW_TOKENS, len(head)), np.float32)
         self._singles = _singles(FEW_TOKENS)
-        if fine_channels is None:
-            fine_channels = torch.zeros(2 * len(layers) + 1, 0, dtype=torch.int64)
-        self._num_fine = fine_channels.shape[1]
-        self._panels = _room_for_panels(layers, head, self._num_fine) if self._in_pairs else None
+        nothing = torch.zeros(2 * len(layers) + 1, 0, dtype=torch.int64)
+        fine_channels = nothing if calibration is None else calibration.fine_channels
+        fine_gated = nothing[: len(layers)] if calibration is None else calibration.fine_gated
+        self._num_fine, self._num_fine_gated = fine_channels.shape[1], fine_gated.shape[1]
+        self._panels = self._room_for_panels(layers, head) if self._in_pairs else None
         fine = fine_channels[:-1].view(len(layers), 2, self._num_fine)
-        addresses = [self._addresses(*each) for each in zip(layers, fine, strict=True)]
+        rows = zip(layers, fine, fine_gated, strict=True)
+        addresses = [self._addresses(*each) for each in rows]
         self._layers = np.array(addresses, np.int64)
         self._set(
             num_layers=len(layers),
@@ -151,6 +156,10 @@ class CompiledForward:
             in_pairs=self._in_pairs,
             fine_channels=self._address_of("fine_channels", fine_channels),
             num_fine=self._num_fine,
+            num_fine_gated=self._num_fine_gated,
+            key_offsets=self._address_of(
+                "key_offsets", None if calibration is None else calibration.key_offsets
+            ),
             storage=_storage_of(layers[0]),
             layers=self._layers.ctypes.data,
             embedding=self._address_of("embedding", embedding),
@@ -287,7 +296,7 @@ class CompiledForward:
             "normed": num_tokens * normed,
             "qkv": num_tokens * (attended + 2 * config.num_kv_heads * head_dim),
             "attended": num_tokens * attended,
-            "gated": num_tokens * inner,
+            "gated": num_tokens * (inner + self._num_fine_gated),
             "scratch": scratch * self._crew.size,
         }
         self._set(
@@ -311,8 +320,14 @@ class CompiledForward:
             buffer = self._buffers[name] = np.empty(size, np.float32)
         return buffer.ctypes.data
 
-    def _addresses(self, layer: LayerWeights, fine_channels: torch.Tensor) -> list[int]:
-        """Return a row of `layers`; fine_channels are those of its two norms."""
+    def _addresses(
+        self, layer: LayerWeights, fine_channels: torch.Tensor, fine_gated: torch.Tensor
+    ) -> list[int]:
+        """Return a row of `layers`; fine_channels are those of its two norms.
+
+        fine_gated are of what down multiplies. They come first in panels: whoever computes them
+        knows them by their place.
+        """
         fine = dict(zip(NORMED, fine_channels, strict=True))
         tensors: dict[str, torch.Tensor | None] = {
             "input_norm": layer.input_norm,
@@ -324,8 +339,20 @@ class CompiledForward:
             if isinstance(weight, EightBitWeight):
                 tensors |= {name: weight.values, f"{name}_scales": weight.scales}
             else:
+                if self._panels is not None and name in ("gate_up", "down"):
+                    weight = _gated_first(weight, fine_gated, is_input=name == "down")
                 tensors |= {name: self._laid_out(weight, fine.get(name)), f"{name}_scales": None}
         return [self._address_of(name, tensors[name]) for name in LAYER]
+
+    def _room_for_panels(self, layers: Sequence[LayerWeights], head: torch.Tensor) -> WeightMemory:
+        sizes = [len(head) * (head.shape[1] + self._num_fine) * head.itemsize]
+        behind = {**dict.fromkeys(NORMED, self._num_fine), "down": self._num_fine_gated}
+        for layer in layers:
+            for name in PRODUCTS:
+                weight = getattr(layer, name)
+                depth = weight.shape[1] + behind.get(name, 0)
+                sizes.append(len(weight) * depth * weight.itemsize)
+        return WeightMemory(sum(sizes), num_tensors=len(sizes))
 
     def _laid_out(self, weight: torch.Tensor, fine: torch.Tensor | None) -> torch.Tensor:
         """Return a weight as products read it, some channels once more at the end of its depth."""
@@ -352,14 +379,15 @@ def panels_of(weight: torch.Tensor) -> torch.Tensor:
     return weight.view(columns // LANES, LANES, depth // 2, 2).transpose(1, 2)
 
 
-def _room_for_panels(
-    layers: Sequence[LayerWeights], head: torch.Tensor, num_fine: int
-) -> WeightMemory:
-    products = [getattr(layer, name) for layer in layers for name in PRODUCTS]
-    normed = [getattr(layer, name) for layer in layers for name in NORMED]
-    num_bytes = sum(weight.nbytes for weight in (*products, head))
-    num_bytes += sum(len(weight) * num_fine * weight.itemsize for weight in (*normed, head))
-    return WeightMemory(num_bytes, num_tensors=len(products) + 1)
+def _gated_first(weight: torch.Tensor, first: torch.Tensor, *, is_input: bool) -> torch.Tensor:
+    """Return a weight whose inner channels begin with `first`; inputs end with them, too."""
+    inner = weight.shape[1] if is_input else len(weight) // 2
+    others = torch.ones(inner, dtype=torch.bool)
+    others[first] = False
+    order = torch.cat((first, others.nonzero().flatten()))
+    if is_input:
+        return weight[:, torch.cat((order, first))]
+    return weight.view(2, inner, -1)[:, order].flatten(0, 1)
 
 
 def _singles(count: int) -> Int64Array:

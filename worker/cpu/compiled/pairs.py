@@ -74,6 +74,12 @@ def round_to_half(numbers, count, out, tiles):  # type: ignore[no-untyped-def]
 
 
 @inner
+def split_in_halves(numbers, count, out, rest, tiles):  # type: ignore[no-untyped-def]
+    """Do what round_to_half does; what it leaves over goes to `rest`, see pair_tiles.split_row."""
+    call4(tiles[PAIRS + SPLIT], numbers, count, out, rest)
+
+
+@inner
 def transform(rows, tiles):  # type: ignore[no-untyped-def]
     """Transform contiguous rows in place, see pair_tiles.hadamard_row."""
     start = rows.ctypes.data
@@ -88,7 +94,7 @@ def round_finely(numbers, channels, out, tiles):  # type: ignore[no-untyped-def]
     """
     count, num_fine = numbers.shape[0], channels.shape[0]
     start = numbers.ctypes.data
-    call4(tiles[PAIRS + SPLIT], start, count, out, start)
+    split_in_halves(start, count, out, start, tiles)
     rest = carray(pointer(start), (count,), np.uint16)
     fine = carray(pointer(out + count * 2), (num_fine,), np.uint16)
     for i in range(num_fine):

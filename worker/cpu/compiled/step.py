@@ -20,6 +20,7 @@ from worker.cpu.compiled.pairs import (
     pair_streams,
     round_finely,
     round_to_half,
+    split_in_halves,
     transform,
 )
 from worker.cpu.compiled.products import item_bytes, multiply, streams_for
@@ -54,7 +55,7 @@ def run(step, thread):  # type: ignore[no-untyped-def]
     layers = _integers(step.layers, (step.num_layers, _COLUMNS))
     scratch = _thread_scratch(step, thread)
     hidden, inner_size = step.hidden_size, step.inner_size
-    normed = hidden + step.num_fine
+    normed, gated = hidden + step.num_fine, inner_size + step.num_fine_gated
     heads = step.num_heads * step.head_dim
     fused = heads + 2 * step.num_kv_heads * step.head_dim
     # Numbers by type: numba would compile a version of each function for each literal.
@@ -73,7 +74,7 @@ def run(step, thread):  # type: ignore[no-untyped-def]
         x = _norm(step, stage + 5, (own[_POST_NORM], 2 * layer + 1), scratch)
         _gate_up(step, stage + 6, own, x, scratch)
         x = step.gated
-        _project(step, stage + 7, own, _DOWN, x, inner_size, hidden, step.hidden, one, scratch)
+        _project(step, stage + 7, own, _DOWN, x, gated, hidden, step.hidden, one, scratch)
         stage += STAGES_PER_LAYER
     if step.num_rows:
         x = _norm_rows(step, stage, scratch)
@@ -302,10 +303,12 @@ def _finish_head(step, layer, token, kv_head, bias):  # type: ignore[no-untyped-
             heads[h, d] *= scale
     rotate(heads[key], cos, sin)
     if step.in_pairs:
-        # Their products stay, but what rounding adds to these no longer grows with a few channels.
+        # Scores stay (all keys move alike), but their rounding no longer grows with a few channels.
         tiles = _integers(step.tiles, (NUM_TILES,))
         transform(heads[kv_head * group : (kv_head + 1) * group], tiles)
         transform(heads[key : key + 1], tiles)
+        row = step.key_offsets + (layer * kv_heads + kv_head) * head_dim * 4
+        add(heads[key], _floats(row, (head_dim,)))
     size = 2 if step.cache_is_half else 4
     at = _place(step, layer, token, position) + kv_head * head_dim * size
     store(heads[key], step.keys + at, step.cache_is_half)
@@ -438,15 +441,22 @@ def _put_gated(step, first, num_rows, column, part, found):  # type: ignore[no-u
     tiles = _integers(step.tiles, (NUM_TILES,))
     streams, apart, count = part
     gates, ups = found
+    depth = step.inner_size + step.num_fine_gated
     for row in range(num_rows):
         for stream in range(streams):
             behind = (row * streams + stream) * count * 4
             gate, up = gates + behind, ups + behind
-            place = (first + row) * step.inner_size + column + stream * apart
-            target = step.gated + place * _item_bytes(step)
+            channel = column + stream * apart
+            line = step.gated + (first + row) * depth * _item_bytes(step)
+            target = line + channel * _item_bytes(step)
             if step.in_pairs:
                 call4(tiles[SILU], gate, up, gate, count)
-                round_to_half(gate, count, target, tiles)
+                fine = min(max(step.num_fine_gated - channel, 0), count)
+                if fine:
+                    rest = line + (step.inner_size + channel) * 2
+                    split_in_halves(gate, fine, target, rest, tiles)
+                if fine < count:
+                    round_to_half(gate + fine * 4, count - fine, target + fine * 2, tiles)
             else:
                 call4(tiles[SILU], gate, up, target, count)
 

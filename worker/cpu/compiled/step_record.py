@@ -20,6 +20,8 @@ _MODEL = (
     "in_pairs",  # 1: products of bfloat16 pairs, weights in panels; see pair_tiles.py
     "fine_channels",  # [2 * num_layers + 1, num_fine] of each norm in order
     "num_fine",
+    "num_fine_gated",  # the first of inner_size; what their rounding left over stands behind all
+    "key_offsets",  # [num_layers, num_kv_heads, head_dim] float32, see worker.model.calibration
     "storage",  # of the layers' products, an index into tiles.STORAGES
     "layers",  # [num_layers, len(LAYER)] addresses
     "embedding",  # [vocab_size, hidden_size]
@@ -55,7 +57,7 @@ _BUFFERS = (
     "normed",  # [num_tokens, hidden_size + num_fine]
     "qkv",  # [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
     "attended",  # [num_tokens, num_heads * head_dim]
-    "gated",  # [num_tokens, inner_size]
+    "gated",  # [num_tokens, inner_size + num_fine_gated]
     "logits",  # [num_rows, vocab_size]
     "counters",  # zeros: for each stage one of units that are done, then one for each part
     "scratch",  # scratch_floats per thread
