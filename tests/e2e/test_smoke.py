@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 from router.launch.down import is_alive
-from tests.e2e.fleet_process import FleetProcess, scripted_config, tiny_folder
+from tests.e2e.fleet_process import FleetProcess, scripted_config, tiny_folder, until
 
 PROMPT = [token % 250 for token in range(200)]
 BODY = {"model": "tiny", "prompt": PROMPT, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
@@ -26,8 +26,12 @@ def test_a_fleet_starts_serves_explains_itself_and_leaves_nothing(tmp_path: Path
             r.body["usage"]["prompt_tokens_details"]["cached_tokens"] for r in (first, second)
         ]
         assert cached == [0, 192]
-        assert second.headers["x-prefixfleet-cached-tokens-predicted"] == "192"
 
+        def is_foreseen() -> bool:
+            again = fleet.post("/v1/completions", BODY)
+            return again.headers["x-prefixfleet-cached-tokens-predicted"] == "192"
+
+        until(is_foreseen, "all events of the first request in the index")
         explained = fleet.command("explain", second.headers["x-request-id"])
         assert "attempt 1: prefix_cost chose replica-" in explained.stdout, explained.stderr
         index = json.loads(fleet.command("index", "status", "--json").stdout)

@@ -52,8 +52,9 @@ async def test_a_policy_is_tried_on_recorded_traffic_and_changes_nothing(
         now, then = answer["now"], answer["then"]
         assert (now["policy"], then["policy"]) == ("round_robin", "prefix_cost")
         # Of 2 to 12 blocks of a session all but the newest two are known where it was before. The
-        # times are those of this run: on a crowded machine a session may have had to move once.
-        assert then["token_hit"] == pytest.approx(30 / 42, abs=0.07)
+        # times are those of this run: on a crowded machine a session may have had to move once, and
+        # then computes up to ten blocks anew.
+        assert 20 / 42 <= then["token_hit"] <= 30 / 42 + 1e-9
         assert now["token_hit"] < then["token_hit"] - 0.1
         assert now["ttft_p99_s"] > 0
         assert 1 / 3 <= then["busiest_share"] <= 1

@@ -58,7 +58,7 @@ from kvindex.foundation.errors import ConfigError, PrefixFleetError
 from kvindex.foundation.logs import setup_logging
 from worker.core.core_link import decode
 from worker.core.event_outlets import EventOutlets
-from worker.core.garbage import load_without_collecting, settle_garbage_collector
+from worker.core.garbage import load_without_collecting, settle_after_loading
 from worker.core.output_router import refusal
 from worker.core.spec import CoreSpec
 from worker.executors.build import build_executor
@@ -92,7 +92,7 @@ class CoreProcess:
     def run(self) -> None:
         """Serve until a Shutdown message."""
         self._send(CoreReady(info=self._info()))
-        settle_garbage_collector()
+        settle_after_loading()
         while not self._stopping:
             self._read_input()
             outputs: list[EngineOutput] = []

@@ -17,7 +17,7 @@ from engine.executor import Executor, OutOfDeviceMemoryError, execute
 from engine.step_stream import OutOfStepError, StepReceiver
 from kvindex.foundation.errors import PrefixFleetError
 from kvindex.foundation.logs import setup_logging
-from worker.core.garbage import load_without_collecting, settle_garbage_collector
+from worker.core.garbage import load_without_collecting, settle_after_loading
 from worker.core.spec import CoreSpec
 from worker.executors.build import build_local_executor
 from worker.executors.runner_messages import (
@@ -79,7 +79,7 @@ def main() -> int:
     except PrefixFleetError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 3
-    settle_garbage_collector()
+    settle_after_loading()
     with zmq.Context() as context:
         steps, answers = context.socket(zmq.PULL), context.socket(zmq.PUSH)
         steps.setsockopt(zmq.RCVHWM, 0)

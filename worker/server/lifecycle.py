@@ -23,7 +23,7 @@ from kvindex.foundation.clock import SystemClock
 from kvindex.foundation.errors import DependencyError
 from kvindex.foundation.logs import quoted
 from worker.core.client import EngineClient
-from worker.core.garbage import settle_garbage_collector
+from worker.core.garbage import settle_after_loading
 from worker.server.app import build_app
 from worker.server.engine_start import EngineStart
 from worker.server.front import ReplicaFront
@@ -71,7 +71,7 @@ async def _load(front: ReplicaFront, start: EngineStart) -> EngineClient:
     start.encoder.set_result(encoder)
     for name, path in front.spec.lora_adapters.items():
         front.adapters.add(await asyncio.to_thread(front.adapters.check, name, path))
-    settle_garbage_collector()
+    settle_after_loading()
     client = await start.client()
     max_model_len = client.info.max_model_len
     prompts = PromptEncoder(
