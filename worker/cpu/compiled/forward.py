@@ -329,6 +329,7 @@ class CompiledForward:
         knows them by their place.
         """
         fine = dict(zip(NORMED, fine_channels, strict=True))
+        fine["down"] = torch.arange(len(fine_gated))
         tensors: dict[str, torch.Tensor | None] = {
             "input_norm": layer.input_norm,
             "post_norm": layer.post_norm,
@@ -339,8 +340,11 @@ class CompiledForward:
             if isinstance(weight, EightBitWeight):
                 tensors |= {name: weight.values, f"{name}_scales": weight.scales}
             else:
-                if self._panels is not None and name in ("gate_up", "down"):
-                    weight = _gated_first(weight, fine_gated, is_input=name == "down")
+                if name == "gate_up":
+                    halves = weight.view(2, -1, weight.shape[1])
+                    weight = _reordered(halves, fine_gated).flatten(0, 1)
+                elif name == "down":
+                    weight = _reordered(weight, fine_gated)
                 tensors |= {name: self._laid_out(weight, fine.get(name)), f"{name}_scales": None}
         return [self._address_of(name, tensors[name]) for name in LAYER]
 
@@ -379,15 +383,13 @@ def panels_of(weight: torch.Tensor) -> torch.Tensor:
     return weight.view(columns // LANES, LANES, depth // 2, 2).transpose(1, 2)
 
 
-def _gated_first(weight: torch.Tensor, first: torch.Tensor, *, is_input: bool) -> torch.Tensor:
-    """Return a weight whose inner channels begin with `first`; inputs end with them, too."""
-    inner = weight.shape[1] if is_input else len(weight) // 2
-    others = torch.ones(inner, dtype=torch.bool)
+def _reordered(weight: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    """Return a weight with some places of its second dimension before the others."""
+    if not len(first):
+        return weight
+    others = torch.ones(weight.shape[1], dtype=torch.bool)
     others[first] = False
-    order = torch.cat((first, others.nonzero().flatten()))
-    if is_input:
-        return weight[:, torch.cat((order, first))]
-    return weight.view(2, inner, -1)[:, order].flatten(0, 1)
+    return weight[:, torch.cat((first, others.nonzero().flatten()))]
 
 
 def _singles(count: int) -> Int64Array:
