@@ -153,7 +153,8 @@ def test_replicas_are_added_and_taken_away_and_no_request_fails(fleet: FleetProc
         assert shrunk.returncode == 0, shrunk.stderr
         until(lambda: set(actors()) == {"replica-0", "replica-1"}, "two actors are left")
     assert (traffic.refused, traffic.errors) == ([], [])
-    assert {replica_of(reply) for reply in traffic.replies} >= {"replica-0", "replica-1"}
+    # Which ones is the policy's choice, and the requests of a fast start are few.
+    assert len({replica_of(reply) for reply in traffic.replies}) > 1
 
 
 def test_ctrl_c_drains_and_leaves_neither_actor_nor_process(fleet: FleetProcess) -> None:
